@@ -77,12 +77,13 @@ class Bus:
 
     :ivar hooks: the listeners and interceptors of this bus.
     :ivar url: the URL, with secrets masked; only the scheme if the bus was created from a settings object.
+    :ivar asynchronous: the bus behind this one, for what runs on its loop; see `call`.
     """
 
     def __init__(self, bus: asynchronous.Bus) -> None:
+        self.asynchronous = bus
         self.hooks: Hooks = bus.hooks
         self.url: str = bus.url
-        self._bus = bus
         self._portal = Portal()
         self._lock = threading.Lock()
         self._topics: dict[tuple[str, object, object], Topic[Any]] = {}
@@ -99,7 +100,7 @@ class Bus:
         with self._lock:
             started = not self._portal.running
             try:
-                self._portal.call(self._bus.open)
+                self._portal.call(self.asynchronous.open)
             except BaseException:
                 if started:
                     self._portal.stop()
@@ -113,7 +114,7 @@ class Bus:
         if self._portal.ended:
             return
         try:
-            self._portal.call(self._bus.close)
+            self._portal.call(self.asynchronous.close)
         finally:
             self._portal.close()
         failures: list[PublishError] = []
@@ -126,7 +127,7 @@ class Bus:
             raise PublishError([outcome for error in failures for outcome in error.outcomes])
 
     def __repr__(self) -> str:
-        return repr(self._bus)
+        return repr(self.asynchronous)
 
     def __enter__(self) -> Self:
         self.open()
@@ -146,7 +147,7 @@ class Bus:
         Raises no `BrokerError`.
         """
         try:
-            return self._portal.call(self._bus.health)
+            return self._portal.call(self.asynchronous.health)
         except Closed as error:
             return asynchronous.Health(False, None, str(error))
 
@@ -160,12 +161,12 @@ class Bus:
     @property
     def is_open(self) -> bool:
         """Whether the bus is open."""
-        return self._bus.is_open
+        return self.asynchronous.is_open
 
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities of this broker."""
-        return self._bus.capabilities
+        return self.asynchronous.capabilities
 
     # -- publishing --------------------------------------------------------------------------------------
 
@@ -201,14 +202,14 @@ class Bus:
         :raises InvalidMessage: `key` is no key; or the partitioner raised, or returned no partition of the topic.
         :raises ConfigurationError: `partitioner` is none.
         """
-        return self._portal.call(self._bus.partition_of, topic, key, partitioner=partitioner)
+        return self._portal.call(self.asynchronous.partition_of, topic, key, partitioner=partitioner)
 
     def transactional_publisher(self, transactional_id: str) -> TransactionalPublisher:
         """A transactional publisher, for `with`. Opening it fences an older publisher with the same id.
 
         :raises Unsupported: the broker has no transactions.
         """
-        publisher = self._portal.run(self._bus.transactional_publisher, transactional_id)
+        publisher = self._portal.run(self.asynchronous.transactional_publisher, transactional_id)
         return TransactionalPublisher(publisher, self._portal)
 
     def table_writer(self, topic: str, partition: int) -> TableWriter:
@@ -219,7 +220,7 @@ class Bus:
             tables need.
         :raises NotFound: on entering; the topic or partition does not exist.
         """
-        return TableWriter(self._portal.run(self._bus.table_writer, topic, partition), self._portal)
+        return TableWriter(self._portal.run(self.asynchronous.table_writer, topic, partition), self._portal)
 
     # -- consuming ---------------------------------------------------------------------------------------
 
@@ -313,12 +314,12 @@ class Bus:
         return LogReader(self._portal.call(self._log), self._portal)
 
     async def _log(self) -> LogReaderFacade:
-        return self._bus.log
+        return self.asynchronous.log
 
     @cached_property
     def admin(self) -> Admin:
         """Provisioning and operations."""
-        return Admin(self._bus.admin, self._portal)
+        return Admin(self.asynchronous.admin, self._portal)
 
     def _forget_topic(self, key: tuple[str, object, object], topic: Topic[Any]) -> None:
         with self._lock:
@@ -327,4 +328,4 @@ class Bus:
 
     def _create(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the asynchronous bus on its loop."""
-        return self._portal.run(getattr(self._bus, method), *args, **options)
+        return self._portal.run(getattr(self.asynchronous, method), *args, **options)

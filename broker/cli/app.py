@@ -25,20 +25,21 @@ __all__ = ["ENTRY_POINT_GROUP", "app", "run"]
 ENTRY_POINT_GROUP: Final = "broker.cli"
 
 BUILT_IN: Final = {
-    "topics": "topics:app",
-    "subscriptions": "subscriptions:app",
-    "publish": "publish:app",
-    "consume": "consume:app",
-    "peek": "peek:app",
-    "lag": "subscriptions:lag_app",
-    "groups": "groups:app",
-    "dead": "dead:app",
-    "tracker": "queue:tracker_app",
-    "queue": "queue:app",
-    "pipeline": "pipeline:app",
-    "doctor": "doctor:app",
+    "topics": "broker.cli.topics:app",
+    "subscriptions": "broker.cli.subscriptions:app",
+    "publish": "broker.cli.publish:app",
+    "consume": "broker.cli.consume:app",
+    "peek": "broker.cli.peek:app",
+    "lag": "broker.cli.subscriptions:lag_app",
+    "groups": "broker.cli.groups:app",
+    "dead": "broker.cli.dead:app",
+    "tracker": "broker.cli.queue:tracker_app",
+    "queue": "broker.cli.queue:app",
+    "pipeline": "broker.cli.pipeline:app",
+    "streams": "broker_streams.command:app",
+    "doctor": "broker.cli.doctor:app",
 }
-"""Commands, as MODULE:ATTRIBUTE in `broker.cli`."""
+"""Commands, as MODULE:ATTRIBUTE."""
 
 
 class _Commands(MutableMapping[str, Any]):
@@ -61,7 +62,7 @@ class _Commands(MutableMapping[str, Any]):
         if name not in self._loaded:
             if name in BUILT_IN:
                 module, _, attribute = BUILT_IN[name].partition(":")
-                found = getattr(import_module(f"broker.cli.{module}"), attribute)
+                found = getattr(import_module(module), attribute)
             else:
                 point = self._entry_points()[name]
                 try:

@@ -1,4 +1,4 @@
-"""Runs pyright on `facade.py` and `fakes.py`, and checks that each covers every protocol."""
+"""Runs pyright on the proofs; checks that `facade.py` and `fakes.py` cover every protocol."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import pytest
 from broker import protocols
 
 PROOFS = [Path(__file__).with_name(name) for name in ("facade.py", "fakes.py")]
+STREAMS = Path(__file__).with_name("streams.py")
 ALIASES = {
     *("AsyncBatchHandler", "AsyncHandler", "BatchHandler"),
     *("Handler", "OwnPositions", "PlainBatchHandler", "PlainHandler"),
 }
 
 
-def test_facade_and_fakes_satisfy_the_protocols() -> None:
+def test_facade_and_fakes_satisfy_the_protocols_and_streams_are_typed() -> None:
     checked = subprocess.run(
-        [sys.executable, "-m", "pyright", *map(str, PROOFS)], capture_output=True, text=True, check=False, timeout=50
+        [sys.executable, "-m", "pyright", *map(str, [*PROOFS, STREAMS])],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

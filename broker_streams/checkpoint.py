@@ -1,0 +1,66 @@
+"""`Checkpoint`: how far a partition of a group has come, and the bytes of it that are stored with the rows. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from broker import DecodeError
+
+__all__ = ["Checkpoint"]
+
+_FORMAT: Final = 1
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a partition needs to go on, besides its rows.
+
+    :ivar positions: by topic the next offset to handle.
+    :ivar stream_time: the event time of the partition, in milliseconds since 1970.
+    :ivar senders: by sender the place of the last message of the loop that was handled: an offset, and a number among
+        the messages that the sender made of it.
+    :ivar fired: the place of what timers and windows published last: event time, and a number within it.
+    :ivar closed: by edge the end of the last window that closed because the partition was idle.
+    :ivar epoch: of the owner that wrote it; each owner of the partition has a higher one.
+    :ivar number: of the checkpoint, counted from the first of the partition.
+    :ivar version: of the rows: `Persist(version=)`.
+    :ivar fingerprint: of the group, as `group.fingerprint()`.
+    """
+
+    positions: dict[str, int] = {}
+    stream_time: int = 0
+    senders: dict[str, tuple[int, int]] = {}
+    fired: tuple[int, int] = (-1, 0)
+    closed: dict[str, int] = {}
+    epoch: int = 0
+    number: int = 0
+    version: int = 1
+    fingerprint: dict[str, Any] = {}
+    format: int = _FORMAT
+
+    def pack(self) -> bytes:
+        """The bytes of the checkpoint."""
+        return _pack(self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Checkpoint:
+        """:raises DecodeError: the bytes are not those of a checkpoint, or of a newer format."""
+        try:
+            found = _unpack(data)
+        except (ValueError, RecursionError) as error:
+            raise DecodeError(
+                f"The checkpoint cannot be read: {error}",
+                native=error,
+                advice="Another program wrote it; give the group a table topic of its own (table=)",
+            ) from error
+        if found.format > _FORMAT:
+            raise DecodeError(
+                f"The checkpoint has format {found.format}, and this version of the package reads up to {_FORMAT}",
+                advice="Upgrade the package: a newer version of it wrote the checkpoint",
+            )
+        return found
+
+
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack: Final = msgspec.msgpack.Decoder(Checkpoint).decode

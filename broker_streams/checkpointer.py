@@ -1,0 +1,247 @@
+"""`Checkpointer`: takes what the partitions of a member have done, writes it, and undoes it if that fails.
+
+One checkpoint is written at a time, and covers every partition that has something for it; the partitions go on
+meanwhile. A partition in the middle of a message is waited for, but not for long: it has the next checkpoint.
+
+*Concurrency.* Checkpoints queue. *Cancellation.* A checkpoint that was cancelled may have been written; its partitions
+are to be dropped. *Failure.* After a write that may be repeated, all partitions are back at their last checkpoint, and
+read again from there. Other errors are raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Final
+
+from broker import BrokerError, LeaseLost, RecordConsumer, Retry, TransactionFatal
+from broker_streams.commits import Commits, Fenced, Part
+from broker_streams.partition import PartitionRunner
+
+__all__ = ["Checkpointer"]
+
+logger: Final = logging.getLogger("broker_streams")
+
+_BARRIER_SECONDS: Final = 1.0
+"""How long a checkpoint waits for a partition in the middle of a message."""
+_MOST_FATAL: Final = 5
+"""How often in a row another publisher may take the name of this member."""
+_AGAIN: Final = Retry(initial=0.1, maximum=10.0)
+
+
+class Checkpointer:
+    """See the module.
+
+    :param group: the name of the group, for the log.
+    :param runners: the partitions at work, by number; they come and go.
+    :param interval: seconds between checkpoints.
+    :param messages: messages after which there is one before that.
+    :param stopping: set when the member stops: then nothing is read again.
+    :param read_again: lets a partition read and handle messages from its positions on; raises LeaseLost if it has gone.
+    :param fenced: called with a partition that another process writes, and the delay before it is recovered.
+    :param failed: called with a partition that failed, and its error.
+    :ivar seconds: how long the last checkpoint took; None before the first.
+    :ivar undone: how many were undone.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        commits: Commits,
+        runners: Mapping[int, PartitionRunner],
+        *,
+        interval: float,
+        messages: int,
+        stopping: asyncio.Event,
+        read_again: Callable[[PartitionRunner], Awaitable[None]],
+        fenced: Callable[[PartitionRunner, float], object],
+        failed: Callable[[PartitionRunner, BaseException], object],
+    ) -> None:
+        self.commits: Final = commits
+        self.seconds: float | None = None
+        self.undone = 0
+        self._group = group
+        self._runners = runners
+        self._interval = interval
+        self._messages = messages
+        self._stopping = stopping
+        self._read_again = read_again
+        self._fenced = fenced
+        self._failed = failed
+        self._due = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+        self._taking: dict[PartitionRunner, asyncio.Task[Part]] = {}
+        self._undoing: asyncio.Task[None] | None = None
+        self._continuing: asyncio.Task[None] | None = None
+        self._handled = 0
+        self._failures = self._fatal = 0
+
+    async def open(self, consumer: RecordConsumer[Any]) -> None:
+        """Before the first checkpoint.
+
+        :param consumer: whose positions are committed.
+        """
+        await self.commits.open(consumer)
+
+    async def close(self) -> None:
+        ending = [*self._taking.values()]
+        ending += [task for task in (self._undoing, self._continuing) if task is not None]
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)
+        await self.commits.close()
+
+    def progress(self, handled: int) -> None:
+        """So many messages were handled."""
+        self._handled += handled
+        if self._handled >= self._messages:
+            self._due.set()
+
+    def wake(self) -> None:
+        """Write a checkpoint now, or end `run` if the member stops."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Write checkpoints until the member stops. Does not stop in the middle of one.
+
+        :raises BrokerError: one failed, and repeating does not help.
+        """
+        while not self._stopping.is_set():
+            try:
+                async with asyncio.timeout(self._interval):
+                    await self._due.wait()
+            except TimeoutError:
+                pass
+            self._due.clear()
+            self._handled = 0
+            if not self._stopping.is_set():
+                await self.write(list(self._runners.values()), patience=_BARRIER_SECONDS)
+
+    async def write(self, runners: Collection[PartitionRunner], *, patience: float, force: bool = False) -> None:
+        """Write a checkpoint of these partitions.
+
+        :param patience: seconds to wait for a partition in the middle of a message.
+        :param force: write also what says nothing new.
+        :raises BrokerError: it failed, and repeating does not help.
+        """
+        async with self._one_at_a_time:
+            if self._undoing is not None:
+                # The call that undoes was cancelled.
+                await asyncio.wait((self._undoing,))
+            taken = await self._take(runners, patience, force)
+            if not taken:
+                return
+            began = time.monotonic()
+            try:
+                outcomes = await self.commits.write(list(taken.values()))
+            except BrokerError as error:
+                self._check_repeatable(error)
+                self._undoing = asyncio.create_task(self._undo(error), name="undo-checkpoint")
+                await asyncio.shield(self._undoing)
+                return
+            self.seconds = time.monotonic() - began
+            self._failures = self._fatal = 0
+            for runner, part in taken.items():
+                outcome = outcomes[part.partition]
+                if isinstance(outcome, Fenced):
+                    self._give_up(runner, outcome)
+                elif not runner.retired:
+                    # Otherwise the store may be newer already.
+                    runner.settle(part, outcome)
+
+    async def forget(self, runner: PartitionRunner) -> None:
+        """Drop what was taken of a partition and not written."""
+        if (task := self._taking.pop(runner, None)) is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()
+
+    async def _take(
+        self, runners: Collection[PartitionRunner], patience: float, force: bool
+    ) -> dict[PartitionRunner, Part]:
+        """What the partitions have for a checkpoint; those in the middle of a message are left for the next one."""
+        for runner in runners:
+            if runner not in self._taking and (force or runner.engine.has_effects):
+                self._taking[runner] = asyncio.create_task(runner.take(), name=f"take-{runner.partition}")
+        waiting = {runner: task for runner in runners if (task := self._taking.get(runner)) is not None}
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=patience)
+        taken: dict[PartitionRunner, Part] = {}
+        for runner, task in waiting.items():
+            if not task.done() or self._taking.pop(runner, None) is None or task.cancelled():
+                continue
+            if (error := task.exception()) is not None:
+                self._failed(runner, error)
+            else:
+                taken[runner] = task.result()
+        return taken
+
+    def _give_up(self, runner: PartitionRunner, error: Fenced) -> None:
+        """Another process writes the partition. If it is still this member's, it is recovered anew."""
+        self.undone += 1
+        self._failures += 1
+        logger.warning("Group %s: %s", self._group, error)
+        self._fenced(runner, _AGAIN.delay(self._failures))
+
+    def _check_repeatable(self, error: BrokerError) -> None:
+        """Check that doing the work again may help.
+
+        :raises BrokerError: it does not, or nobody would do it.
+        """
+        fatal = isinstance(error, TransactionFatal)
+        away = isinstance(error.native, BrokerError) and error.native.retriable
+        # A transaction that could not be aborted since the broker is away ends its publisher too.
+        self._fatal += fatal and not away
+        if not (error.retriable or fatal) or self._fatal > _MOST_FATAL or self._stopping.is_set():
+            raise error
+
+    async def _undo(self, error: BrokerError) -> None:
+        """Take the partitions back to their last checkpoint, and let them handle it again in a while."""
+        self.undone += 1
+        self._failures += 1
+        if (continuing := self._continuing) is not None:
+            continuing.cancel()
+            await asyncio.wait((continuing,))
+        for runner in tuple(self._runners.values()):
+            await self.forget(runner)
+            await runner.abort()
+            runner.rollback()
+        self._continuing = asyncio.create_task(self._continue(error), name="redo-checkpoint")
+
+    async def _continue(self, error: BrokerError) -> None:
+        """After a rollback: let the partitions handle again what they had handled."""
+        delay = 0.0 if self._failures == 1 else _AGAIN.delay(self._failures)
+        logger.warning(
+            "Group %s: a checkpoint was undone, and its messages are handled again in %.1f s: %s",
+            self._group,
+            delay,
+            error,
+        )
+        await asyncio.sleep(delay)
+        # All at once: one may have to wait for its topics.
+        await asyncio.gather(*map(self._start_again, tuple(self._runners.values())))
+
+    async def _start_again(self, runner: PartitionRunner) -> None:
+        failures = 0
+        while not (runner.retired or self._stopping.is_set()):
+            try:
+                await self._read_again(runner)
+                return
+            except LeaseLost:
+                # The partition has gone; who tells so clears away.
+                return
+            except Exception as error:
+                if not (isinstance(error, BrokerError) and error.retriable):
+                    self._failed(runner, error)
+                    return
+                failures += 1
+                delay = _AGAIN.delay(failures)
+                logger.warning(
+                    "Group %s: partition %d is not read; again in %.1f s: %s",
+                    *(self._group, runner.partition, delay, error),
+                )
+                await asyncio.sleep(delay)

@@ -1,0 +1,1 @@
+"""Stores of rows: what they promise is in `store`, and `directory` keeps those on disk."""

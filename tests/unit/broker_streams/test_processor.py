@@ -1,0 +1,1208 @@
+"""Processors on the in-memory broker: checkpoints, restarts, crashes, rebalances, visits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker
+from broker import (
+    BackendError,
+    Bus,
+    Capabilities,
+    Closed,
+    ConfigurationError,
+    ConnectionFailed,
+    Json,
+    NotFound,
+    OutboundMessage,
+    TopicPartition,
+    TransactionAborted,
+    Unsupported,
+    connect,
+)
+from broker_inmem import Broker, BrokerOptions, InmemSettings
+from broker_streams import commits
+from broker_streams.context import Context
+from broker_streams.failures import StreamFailed
+from broker_streams.graph import Edge, Group, Input, Join, Lookup, Loop, Output, Persist, Timer, Visitor
+from broker_streams.partition import PartitionState
+from broker_streams.processor import Processor, VisitAborted
+from broker_streams.recovery import CopyState
+from broker_streams.stats import ProcessorState
+from broker_streams.stores.lmdb import Lmdb
+from broker_streams.stores.memory import Memory
+from broker_streams.topics import TopicPolicy
+from broker_streams.view import View
+
+SECONDS = 60.0
+PARTITIONS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limited(BrokerOptions):
+    """A broker that lacks something."""
+
+    transactions: bool = True
+    atomic: bool = True
+    tables: bool = True
+    rows: int | None = None
+
+    def capabilities(self) -> Capabilities:
+        able = BrokerOptions.capabilities(self)
+        publish = replace(
+            able.publish,
+            transactions=self.transactions,
+            tables=self.tables,
+            atomic_tables=self.atomic,
+            table_rows=self.rows,
+        )
+        return replace(able, publish=publish)
+
+
+RECIPES = {
+    "transactions": Limited(),
+    "atomic": Limited(transactions=False),
+    "atomic-10-rows": Limited(transactions=False, rows=10),
+    "fenced": Limited(transactions=False, atomic=False),
+    "plain": Limited(transactions=False, tables=False),
+}
+
+
+@pytest.fixture
+def server() -> Broker:
+    return Broker(Limited())
+
+
+@pytest.fixture
+async def bus(server: Broker) -> AsyncIterator[Bus]:
+    async with connect(InmemSettings(broker=server)) as bus:
+        await prepare(bus)
+        yield bus
+
+
+async def prepare(bus: Bus, partitions: int = PARTITIONS) -> None:
+    for topic in ("clicks", "alerts"):
+        await bus.admin.ensure_topic(topic, partitions=partitions)
+
+
+counts = Persist(Json(int))
+alerts = Output("alerts", Json(int))
+
+
+def count(ctx: Context, value: int) -> None:
+    """Sums the values of a key."""
+    total = ctx[counts] = (ctx[counts] or 0) + value
+    ctx.emit(alerts, key=ctx.key, value=total)
+
+
+def counting(callback: Callable[..., Any] = count, *edges: Edge, name: str = "counts") -> Group:
+    return Group(name, Input("clicks", Json(int), callback), counts, alerts, *edges)
+
+
+def processing(bus: Bus, group: Group | None = None, **options: Any) -> Processor:
+    options = {"store": Memory(), "checkpoint_interval": 0.01, **options}
+    return Processor(bus, counting() if group is None else group, **options)
+
+
+async def publish(bus: Bus, values: Sequence[tuple[str, int]], topic: str = "clicks") -> None:
+    await bus.topic(topic).publish_batch([OutboundMessage(b"%d" % value, key) for key, value in values])
+
+
+def ones(number: int, keys: int = 10) -> list[tuple[str, int]]:
+    return [(f"key-{n % keys}", 1) for n in range(number)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def viewing(bus: Bus, table: str = "counts-table") -> AsyncGenerator[View[int]]:
+    """A view that is ready; creates the table if no processor has yet."""
+    await bus.admin.ensure_topic(table, compacted=True)
+    async with View(bus, table, Json(int)) as view:
+        await view.ready()
+        yield view
+
+
+def total(view: View[int]) -> int:
+    return sum(value for _, value in view.items())
+
+
+async def outputs(bus: Bus) -> list[tuple[str, int]]:
+    """What was published to `alerts`: ids and values."""
+    found: list[tuple[str, int]] = []
+    for partition in await bus.log.partitions("alerts"):
+        async for batch in bus.log.read("alerts", partition):
+            found += [(record.id, int(record.data or b"")) for record in batch]
+    return found
+
+
+# -- the life of a processor -------------------------------------------------------------------------------
+
+
+async def test_p13_states(bus: Bus) -> None:
+    processor = processing(bus)
+    assert processor.state is ProcessorState.IDLE
+    async with processor:
+        await processor.ready()
+        assert processor.state is ProcessorState.RUNNING
+        assert processor.partitions == dict.fromkeys(range(PARTITIONS), PartitionState.RUNNING)
+    assert processor.state is ProcessorState.STOPPED
+    assert processor.partitions == {}
+
+
+async def test_p13_states_can_be_watched(bus: Bus) -> None:
+    processor = processing(bus)
+    seen: list[ProcessorState] = []
+
+    async def watch() -> None:
+        async for state in processor.states():
+            seen.append(state)  # noqa: PERF401 - as they come
+
+    watching = asyncio.create_task(watch())
+    await until(lambda: bool(seen))
+    async with processor:
+        await processor.ready()
+        await until(lambda: ProcessorState.RUNNING in seen)
+    await asyncio.wait_for(watching, SECONDS)
+    assert (seen[0], seen[-1]) == (ProcessorState.IDLE, ProcessorState.STOPPED)
+    assert [state async for state in processor.states()] == [ProcessorState.STOPPED]
+
+
+async def test_p4_a_processor_opens_once(bus: Bus) -> None:
+    processor = processing(bus)
+    with pytest.raises(Closed, match="is not open"):
+        await processor.ready()
+    async with processor:
+        pass
+    with pytest.raises(Closed, match="opens once"):
+        await processor.run()
+    with pytest.raises(Closed):
+        await processor.ready()
+
+
+async def test_run_ends_with_stop(bus: Bus) -> None:
+    processor = processing(bus)
+    running = asyncio.create_task(processor.run())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(SECONDS):
+        await processor.ready()
+        processor.stop()
+        await running
+
+
+async def test_it_is_a_service(server: Broker) -> None:
+    bus = connect(InmemSettings(broker=server))
+    await bus.open()
+    await prepare(bus)
+    processor = processing(bus)
+
+    async def stop_later() -> None:
+        await until(lambda: processor.state is ProcessorState.RUNNING)
+        processor.stop()
+
+    async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
+        tasks.create_task(stop_later())
+        await broker.serve(processor)
+    assert processor.state is ProcessorState.STOPPED
+    await bus.close()
+
+
+async def test_a_cancelled_run_stops_the_processor(bus: Bus) -> None:
+    await publish(bus, ones(10))
+    processor = processing(bus)
+    running = asyncio.create_task(processor.run())
+    await until(lambda: processor.state is ProcessorState.RUNNING)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert processor.state is ProcessorState.STOPPED
+
+
+def test_options_are_checked() -> None:
+    for options in (
+        {"guarantee": "twice"},
+        {"checkpoint_interval": 0},
+        {"checkpoint_messages": 0},
+        {"standby": "some"},
+    ):
+        with pytest.raises(ConfigurationError, match=next(iter(options))):
+            processing(None, **options)  # pyright: ignore[reportArgumentType]
+
+
+async def test_topics_that_do_not_fit_are_refused(bus: Bus) -> None:
+    processor = processing(bus, counting(count, Output("nothing", Json(int))))
+    with pytest.raises(ConfigurationError, match="Output 'nothing' does not exist"):
+        await processor.run()
+    assert processor.state is ProcessorState.STOPPED
+    with pytest.raises(ConfigurationError, match="create=False"):
+        await processing(bus, topics=TopicPolicy(create=False)).run()
+
+
+async def test_exactly_once_is_refused_where_it_does_not_hold() -> None:
+    for recipe in ("fenced", "plain"):
+        async with connect(InmemSettings(broker=Broker(RECIPES[recipe]))) as bus:
+            await prepare(bus)
+            with pytest.raises(Unsupported, match="may count twice"):
+                await processing(bus, guarantee="exactly_once").run()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "asked", "guarantee", "how"),
+    [
+        ("transactions", None, "exactly_once", "transactions"),
+        ("transactions", "at_least_once", "at_least_once", "single messages"),
+        ("atomic", None, "exactly_once", "atomic writes to the table"),
+        ("atomic", "at_least_once", "at_least_once", "fenced writes to the table"),
+        ("fenced", None, "at_least_once", "fenced writes to the table"),
+        ("plain", None, "at_least_once", "single messages"),
+    ],
+)
+async def test_the_best_guarantee_is_taken(recipe: str, asked: Any, guarantee: str, how: str) -> None:
+    async with connect(InmemSettings(broker=Broker(RECIPES[recipe]))) as bus:
+        await prepare(bus)
+        async with processing(bus, guarantee=asked) as processor:
+            stats = processor.stats()
+            assert (stats.guarantee, stats.how) == (guarantee, how)
+
+
+# -- messages and checkpoints ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+async def test_p1_restarts_count_nothing_twice(recipe: str) -> None:
+    async with connect(InmemSettings(broker=Broker(RECIPES[recipe]))) as bus:
+        await prepare(bus)
+        await publish(bus, ones(10, keys=3))
+        for _ in range(4):
+            async with processing(bus) as processor:
+                await processor.ready()
+                async with viewing(bus) as view:
+                    await until(lambda: total(view) >= 10)
+                    assert dict(view.items()) == {"key-0": 4, "key-1": 3, "key-2": 3}
+        assert len(await outputs(bus)) == 10
+        assert (await bus.admin.lag("clicks", "counts")).waiting == 0
+
+
+async def test_the_last_checkpoint_is_written_at_the_end(bus: Bus) -> None:
+    await publish(bus, ones(100))
+    async with processing(bus, checkpoint_interval=1000) as processor:
+        await processor.ready()
+        await until(lambda: sum(each.engine.dirty for each in processor.runners) == 10)
+        assert await processor.get("key-1") is None
+    async with viewing(bus) as view:
+        assert total(view) == 100
+
+
+async def test_a_number_of_messages_makes_a_checkpoint(bus: Bus) -> None:
+    await publish(bus, ones(100))
+    async with processing(bus, checkpoint_interval=1000, checkpoint_messages=100), viewing(bus) as view:
+        await until(lambda: total(view) == 100)
+
+
+async def test_p3_a_failing_message_keeps_what_was_before_it(bus: Bus) -> None:
+    seen: list[int] = []
+
+    def failing(ctx: Context, value: int) -> None:
+        seen.append(value)
+        if value == 2 and seen.count(2) == 1:
+            raise ValueError("the second")
+        count(ctx, value)
+
+    await publish(bus, [("a", 1), ("a", 2)])
+    with pytest.raises(StreamFailed, match="the second"):
+        await processing(bus, counting(failing)).run()
+    async with viewing(bus) as view:
+        assert view.get("a") == 1
+        async with processing(bus, counting(failing)) as processor:
+            await processor.ready()
+            await until(lambda: view.get("a") == 3)
+    assert seen == [1, 2, 2]
+
+
+async def test_p9_an_output_that_is_not_declared_ends_it(bus: Bus) -> None:
+    undeclared = Output("others", Json(int))
+
+    def emit(ctx: Context, value: int) -> None:
+        ctx.emit(undeclared, key=ctx.key, value=value)
+
+    await publish(bus, ones(1))
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(Exception, match="others"):
+            await processing(bus, counting(emit)).run()
+
+
+async def test_ready_raises_what_went_wrong(bus: Bus) -> None:
+    def fail(ctx: Context, value: int) -> None:
+        raise ValueError("always")
+
+    await publish(bus, ones(1))
+    processor = processing(bus, counting(fail))
+    with pytest.raises(StreamFailed):
+        async with processor:
+            await until(lambda: processor.state is ProcessorState.STOPPED)
+            with pytest.raises(StreamFailed, match="always"):
+                await processor.ready()
+            processor.stop()
+
+
+async def test_p10_a_partition_that_waits_does_not_stop_the_others(bus: Bus) -> None:
+    gate = asyncio.Event()
+
+    async def wait(ctx: Context, value: int) -> None:
+        if value == 100:
+            await gate.wait()
+        count(ctx, value)
+
+    await bus.topic("clicks").publish_batch(
+        [OutboundMessage(b"100" if n == 0 else b"1", f"key-{n}", partition=n) for n in range(PARTITIONS)]
+    )
+    async with processing(bus, counting(wait)) as processor, viewing(bus) as view:
+        await processor.ready()
+        await until(lambda: total(view) == PARTITIONS - 1)
+        gate.set()
+        await until(lambda: total(view) == PARTITIONS - 1 + 100)
+
+
+async def test_a_deferred_message_holds_its_checkpoint_back(bus: Bus) -> None:
+    held: list[Any] = []
+
+    def defer(ctx: Context, value: int) -> None:
+        held.append(ctx.defer())
+        count(ctx, value)
+
+    await publish(bus, [("a", 1)])
+    async with viewing(bus) as view, processing(bus, counting(defer)) as processor:
+        await processor.ready()
+        await until(lambda: len(held) == 1)
+        await publish(bus, [("a", 1)])
+        assert view.get("a") is None
+        while len(held) < 2:
+            await asyncio.sleep(0.005)
+            for done in held:
+                done()
+        for done in held:
+            done()
+        await until(lambda: view.get("a") == 2)
+
+
+async def test_p11_five_inputs_and_a_loop_reach_the_exact_sum(bus: Bus) -> None:
+    topics = [f"input-{n}" for n in range(5)]
+    for topic in topics:
+        await bus.admin.ensure_topic(topic, partitions=PARTITIONS)
+
+    def forward(ctx: Context, value: int) -> None:
+        ctx.loop(loop, key="sum", value=value)
+
+    def add(ctx: Context, value: int) -> None:
+        ctx[counts] = (ctx[counts] or 0) + value
+
+    loop = Loop(Json(int), add)
+    group = Group("sums", Input(topics, Json(int), forward), loop, counts)
+    chance = random.Random(3)
+    values = [(topic, f"key-{n}", chance.randrange(100)) for topic in topics for n in range(40)]
+    for topic in topics:
+        await publish(bus, [(key, value) for each, key, value in values if each == topic], topic)
+    async with processing(bus, group) as processor, viewing(bus, "sums-table") as view:
+        await processor.ready()
+        wanted = sum(value for _, _, value in values)
+        await until(lambda: view.get("sum") == wanted)
+        assert await processor.get("sum") == wanted
+
+
+async def test_many_messages_pass_a_processor_that_pauses_its_partitions(bus: Bus) -> None:
+    await publish(bus, ones(60_000, keys=50))
+    async with processing(bus, checkpoint_interval=0.2) as processor, viewing(bus) as view:
+        await until(lambda: total(view) == 60_000)
+        assert await processor.get("key-7") == 1200
+
+
+async def test_get_reads_the_partitions_of_this_member(bus: Bus) -> None:
+    await publish(bus, [("a", 5)])
+    async with processing(bus) as processor, viewing(bus) as view:
+        await processor.ready()
+        await until(lambda: view.get("a") == 5)
+        await until(lambda: any(each.checkpoints for each in processor.runners))
+        assert await processor.get("a") == 5
+        assert await processor.get("none") is None
+    with pytest.raises(NotFound, match="does not run here"):
+        await processor.get("a")
+    with pytest.raises(ConfigurationError, match="has no Persist"):
+        await Processor(bus, Group("bare", Input("clicks", Json(int), lambda ctx, value: None))).get("a")
+
+
+async def test_pause_and_resume(bus: Bus) -> None:
+    async with processing(bus) as processor, viewing(bus) as view:
+        await processor.ready()
+        await publish(bus, [("a", 1)])
+        await until(lambda: view.get("a") == 1)
+        processor.pause()
+        receipt = await bus.topic("clicks").publish(b"1", key="a")
+        other = await bus.topic("counts-table").publish(b"7", key="other")
+        assert await view.get("other", at_least=other) == 7
+        assert view.get("a") == 1
+        assert receipt.offset is not None
+        processor.resume()
+        await until(lambda: view.get("a") == 2)
+
+
+async def test_timers_of_the_wall_clock_fire_without_messages(bus: Bus) -> None:
+    def on_timer(ctx: Context) -> None:
+        ctx[counts] = (ctx[counts] or 0) + 100
+
+    timer = Timer("soon", on_timer, clock="wall")
+
+    def set_timer(ctx: Context, value: int) -> None:
+        ctx[counts] = value
+        ctx.set_timer(timer, after=0.05)
+
+    await publish(bus, [("a", 1)])
+    async with processing(bus, counting(set_timer, timer)) as processor, viewing(bus) as view:
+        await processor.ready()
+        await until(lambda: view.get("a") == 101)
+
+
+async def test_joins_and_lookups(bus: Bus) -> None:
+    for table in ("users", "prices"):
+        await bus.admin.ensure_topic(table, partitions=PARTITIONS if table == "users" else 1, compacted=True)
+    users, prices = Join("users", Json(int)), Lookup("prices", Json(int))
+
+    def priced(ctx: Context, value: int) -> None:
+        ctx[counts] = value + (ctx[users] or 0) + (ctx.lookup(prices, "hat") or 0)
+
+    await publish(bus, [("a", 10)], "users")
+    await publish(bus, [("hat", 100)], "prices")
+    await publish(bus, [("a", 1)])
+    async with processing(bus, counting(priced, users, prices)) as processor, viewing(bus) as view:
+        await processor.ready()
+        await until(lambda: view.get("a") == 111)
+        await publish(bus, [("a", 20)], "users")
+        await until(lambda: processor.stats().partitions != {} and joined_rows(processor) == 2)
+        await publish(bus, [("a", 2)])
+        await until(lambda: view.get("a") == 122)
+        assert processor.stats().lookups["prices"].rows == 1
+
+
+def joined_rows(processor: Processor) -> int:
+    return sum(each.joins["users"].rows for each in processor.stats().partitions.values())
+
+
+async def test_an_input_may_begin_at_the_end(bus: Bus) -> None:
+    await publish(bus, [("a", 1)])
+    group = Group("late", Input("clicks", Json(int), count, start="latest"), counts, alerts)
+    async with processing(bus, group) as processor:
+        await processor.ready()
+    # What comes before a restart is not lost, although no checkpoint was written.
+    await publish(bus, [("a", 10)])
+    async with processing(bus, group), viewing(bus, "late-table") as view:
+        await until(lambda: view.get("a") == 10)
+
+
+async def test_figures(bus: Bus) -> None:
+    await publish(bus, ones(20))
+    async with processing(bus) as processor, viewing(bus) as view:
+        await processor.ready()
+        await until(lambda: total(view) == 20)
+        await until(lambda: sum(each.inputs["clicks"].count for each in processor.stats().partitions.values()) == 20)
+        stats = processor.stats()
+        assert stats.checkpoint_seconds is not None
+        assert sum(each.rows for each in stats.partitions.values()) >= 10
+        assert all(each.state is PartitionState.RUNNING for each in stats.partitions.values())
+        assert stats.failed_checkpoints == 0
+
+
+# -- failures ----------------------------------------------------------------------------------------------
+
+
+async def test_an_aborted_checkpoint_is_done_again(bus: Bus, server: Broker) -> None:
+    await publish(bus, ones(50))
+    async with processing(bus, checkpoint_interval=0.05) as processor, viewing(bus) as view:
+        await processor.ready()
+        server.faults.fail("transaction", TransactionAborted("a fault"), times=3)
+        await publish(bus, ones(50))
+        await until(lambda: total(view) == 100)
+        await until(lambda: processor.stats().failed_checkpoints > 0)
+    assert sorted(Counter(await outputs(bus)).values()) == [1] * 100
+
+
+async def test_a_publisher_of_the_same_name_fences_only_for_a_moment(bus: Bus) -> None:
+    async with processing(bus, name="one") as processor, viewing(bus) as view:
+        await processor.ready()
+        await publish(bus, ones(50))
+        await until(lambda: total(view) == 50)
+        async with bus.transactional_publisher("counts.one"):
+            await publish(bus, ones(50))
+            await until(lambda: total(view) == 100)
+
+
+async def test_p12_it_survives_a_broker_that_goes_away(bus: Bus, server: Broker) -> None:
+    async with processing(bus) as processor, viewing(bus) as view:
+        await processor.ready()
+        await publish(bus, ones(50))
+        await until(lambda: total(view) == 50)
+        server.faults.stop()
+        await until(lambda: view.state is CopyState.CONNECTING)
+        server.faults.start()
+        await until_published(bus, ones(50))
+        await until(lambda: total(view) == 100)
+    assert len(set(await outputs(bus))) == 100
+
+
+async def until_published(bus: Bus, values: Sequence[tuple[str, int]]) -> None:
+    """Publish as soon as the broker is back."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            try:
+                await publish(bus, values)
+                return
+            except broker.BrokerError:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_fenced_partition_starts_anew() -> None:
+    async with connect(InmemSettings(broker=Broker(RECIPES["atomic"]))) as bus:
+        await prepare(bus)
+        async with processing(bus) as processor, viewing(bus) as view:
+            await processor.ready()
+            await publish(bus, ones(50))
+            await until(lambda: total(view) == 50)
+            partition = await bus.partition_of("counts-table", "key-0")
+            async with bus.table_writer("counts-table", partition):
+                pass
+            await publish(bus, ones(50))
+            await until(lambda: total(view) == 100)
+            assert processor.stats().failed_checkpoints > 0
+        assert len(set(await outputs(bus))) == 100
+
+
+class Dying:
+    """Commits that die once, before or after a write."""
+
+    def __init__(self, commits: Any, chance: random.Random, die: Callable[[], object]) -> None:
+        self._commits = commits
+        self._chance = chance
+        self._die = die
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._commits, name)
+
+    async def write(self, parts: Any) -> Any:
+        drawn = self._chance.random()
+        if drawn < 0.2:
+            self._die()
+            raise ConnectionFailed("died before a write", retriable=False)
+        written = await self._commits.write(parts)
+        if drawn < 0.4:
+            self._die()
+            raise ConnectionFailed("died after a write", retriable=False)
+        return written
+
+
+@pytest.mark.parametrize("recipe", ["transactions", "atomic", "atomic-10-rows"])
+@pytest.mark.parametrize("store", ["memory", "lmdb"])
+async def test_kills_around_checkpoints_count_nothing_twice(recipe: str, store: str, tmp_path: Path) -> None:
+    server = Broker(RECIPES[recipe])
+    chance = random.Random(recipe + store)
+
+    def loop_back(ctx: Context, value: int) -> None:
+        count(ctx, value)
+        ctx.loop(loop, key=f"looped-{value}", value=1)
+
+    def looped(ctx: Context, value: int) -> None:
+        ctx[counts] = (ctx[counts] or 0) + value
+
+    loop = Loop(Json(int), looped)
+    async with connect(InmemSettings(broker=server)) as own:
+        await prepare(own)
+        deaths = 0
+        for turn in range(12):
+            await publish(own, ones(40, keys=7))
+            async with AsyncExitStack() as stack:
+                bus = await stack.enter_async_context(connect(InmemSettings(broker=server)))
+                processor = processing(
+                    bus,
+                    counting(loop_back, loop),
+                    store=Memory() if store == "memory" else Lmdb(),
+                    state_dir=tmp_path / "state",
+                    name="one",
+                )
+                died = asyncio.Event()
+
+                def die(bus: Bus = bus, died: asyncio.Event = died) -> None:
+                    died.set()
+                    server.faults.kill(bus, drop_leases=True)
+
+                last = turn == 11
+                try:
+                    async with processor, viewing(own) as view:
+                        if not last:
+                            raw: Any = vars(processor)["_checkpoints"]
+                            raw.commits = Dying(raw.commits, chance, die)
+                        await until(
+                            lambda: (
+                                died.is_set()  # noqa: B023
+                                or (total(view) == 2 * 40 * (turn + 1))  # noqa: B023
+                                or processor.state is ProcessorState.STOPPED  # noqa: B023
+                            )
+                        )
+                except broker.BrokerError:
+                    assert died.is_set()
+                deaths += died.is_set()
+        assert deaths > 3
+        async with viewing(own) as view:
+            assert total(view) == 2 * 40 * 12
+        assert len(set(await outputs(own))) == 40 * 12
+        if recipe == "transactions":
+            assert len(await outputs(own)) == 40 * 12
+
+
+@pytest.mark.parametrize("recipe", ["transactions", "atomic"])
+async def test_a_zombie_writes_nothing(recipe: str) -> None:
+    """A member that was cut off comes back, with messages of a partition that another member has handled."""
+    server = Broker(replace(RECIPES[recipe], session_seconds=0.3))
+    async with AsyncExitStack() as stack:
+        cut, other = [await stack.enter_async_context(connect(InmemSettings(broker=server))) for _ in range(2)]
+        await prepare(other, 1)
+        first, second = processing(cut, checkpoint_interval=0.05), processing(other)
+        await stack.enter_async_context(first)
+        await first.ready()
+        view = await stack.enter_async_context(viewing(other))
+        await publish(other, ones(20))
+        await until(lambda: total(view) == 20)
+        server.faults.isolate(cut)
+        await publish(other, ones(20))
+        await stack.enter_async_context(second)
+        await second.ready()
+        await until(lambda: total(view) == 40)
+        server.faults.heal(cut)
+        await until(lambda: first.partitions == {})
+        await publish(other, ones(20))
+        await until(lambda: total(view) == 60)
+        assert len(set(await outputs(other))) == 60
+
+
+@pytest.mark.parametrize("recipe", ["atomic", "fenced", "plain"])
+async def test_positions_of_the_group_need_not_be_committed(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint row says where to go on."""
+
+    async def fail(consumer: object, parts: object) -> None: ...
+
+    monkeypatch.setattr(commits, "_commit", fail)
+    async with connect(InmemSettings(broker=Broker(RECIPES[recipe]))) as bus:
+        await prepare(bus)
+        for turn in range(1, 4):
+            await publish(bus, ones(50))
+            async with processing(bus), viewing(bus) as view:
+                await until(lambda: total(view) >= 50 * turn)  # noqa: B023
+        assert len(await outputs(bus)) == 150
+
+
+async def move_group(bus: Bus, position: int) -> None:
+    """Commit a position of the group for all partitions, as if somebody had reset it."""
+
+    async def assigned(partitions: Sequence[TopicPartition]) -> None:
+        await log.seek(dict.fromkeys(partitions, position))
+        await log.commit_positions(dict.fromkeys(partitions, position))
+
+    async with bus.records("clicks", group="counts", on_assigned=assigned) as log:
+        async with asyncio.timeout(SECONDS):
+            while set((await log.committed()).values()) != {position}:
+                await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("recipe", ["transactions", "atomic"])
+async def test_positions_beyond_the_checkpoint(recipe: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A transaction writes both; so somebody has moved the group, or the last checkpoint cannot be seen."""
+    async with connect(InmemSettings(broker=Broker(RECIPES[recipe]))) as bus:
+        await prepare(bus)
+        await publish(bus, ones(100))
+        async with processing(bus), viewing(bus) as view:
+            await until(lambda: total(view) == 100)
+        await publish(bus, ones(100, keys=40))
+        await move_group(bus, 31)
+        processor = processing(bus)
+        if recipe == "transactions":
+            with pytest.raises(BackendError, match="lie beyond the checkpoint in table"):
+                async with processor:
+                    raw: Any = vars(processor)["_checkpoints"]
+                    raw.commits.patience = 0.01
+                    await processor.ready()
+        else:
+            async with processor, viewing(bus) as view:
+                await until(lambda: total(view) == 200)
+            assert "lie beyond the checkpoint, which counts" in caplog.text
+
+
+async def test_a_group_that_has_positions_and_no_checkpoint_keeps_both(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that another library has left: its rows are taken as they are, and reading goes on."""
+    await publish(bus, [("a", 1)])
+    partition = await bus.partition_of("clicks", "a")
+    for number in range(PARTITIONS):
+        if number != partition:
+            await bus.topic("clicks").publish(OutboundMessage(b"1", f"other-{number}", partition=number))
+    await move_group(bus, 1)
+    await bus.admin.ensure_topic("counts-table", partitions=PARTITIONS, compacted=True)
+    await publish(bus, [("a", 41)], "counts-table")
+    await publish(bus, [("a", 1)])
+    processor = processing(bus)
+    async with processor, viewing(bus) as view:
+        raw: Any = vars(processor)["_checkpoints"]
+        raw.commits.patience = 0.01
+        await until(lambda: view.get("a") == 42)
+    assert "without a checkpoint" in caplog.text
+
+
+# -- rebalances --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["transactions", "atomic", "plain"])
+async def test_p5_members_share_the_partitions(recipe: str) -> None:
+    server = Broker(RECIPES[recipe])
+    async with AsyncExitStack() as stack:
+        one, two = [await stack.enter_async_context(connect(InmemSettings(broker=server))) for _ in range(2)]
+        await prepare(one, 8)
+        first = await stack.enter_async_context(processing(one))
+        await first.ready()
+        assert len(first.partitions) == 8
+        view = await stack.enter_async_context(viewing(one))
+        await publish(one, ones(200, keys=40))
+        second = processing(two)
+        async with second:
+            await second.ready()
+            await until(lambda: sorted([*first.partitions, *second.partitions]) == list(range(8)))
+            await until(lambda: len(first.partitions) == len(second.partitions) == 4)
+            await publish(one, ones(200, keys=40))
+            await until(lambda: total(view) == 400)
+        await until(lambda: len(first.partitions) == 8)
+        await publish(one, ones(200, keys=40))
+        await until(lambda: total(view) == 600)
+        assert len(await outputs(one)) == 600
+
+
+async def test_p6_members_come_and_go_under_load(server: Broker, bus: Bus) -> None:
+    chance = random.Random(7)
+    published = 0
+    async with viewing(bus) as view:
+        members: list[tuple[Processor, AsyncExitStack]] = []
+        for _ in range(14):
+            if len(members) < 2 or (len(members) < 4 and chance.random() < 0.6):
+                stack = AsyncExitStack()
+                own = await stack.enter_async_context(connect(InmemSettings(broker=server)))
+                members.append((await stack.enter_async_context(processing(own)), stack))
+            else:
+                await members.pop(chance.randrange(len(members)))[1].aclose()
+            await publish(bus, ones(100, keys=20))
+            published += 100
+        await until(lambda: total(view) == published)
+        for _, stack in members:
+            await stack.aclose()
+    assert len(await outputs(bus)) == len(set(await outputs(bus))) == published
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("recipe", ["transactions", "atomic-10-rows"])
+async def test_p6_members_come_go_and_are_killed(recipe: str, seed: int) -> None:
+    server = Broker(replace(RECIPES[recipe], session_seconds=0.5))
+    chance = random.Random(f"{recipe}{seed}")
+
+    def loop_back(ctx: Context, value: int) -> None:
+        count(ctx, value)
+        ctx.loop(loop, key=f"looped-{ctx.key[-1]}", value=1)
+
+    def looped(ctx: Context, value: int) -> None:
+        ctx[counts] = (ctx[counts] or 0) + value
+
+    loop = Loop(Json(int), looped)
+    members: list[tuple[Bus, AsyncExitStack]] = []
+
+    async def start() -> None:
+        stack = AsyncExitStack()
+        bus = await stack.enter_async_context(connect(InmemSettings(broker=server)))
+        await stack.enter_async_context(processing(bus, counting(loop_back, loop)))
+        members.append((bus, stack))
+
+    async with connect(InmemSettings(broker=server)) as own:
+        await prepare(own)
+        async with viewing(own) as view:
+            for _ in range(12):
+                drawn = chance.random()
+                if len(members) < 2 or (len(members) < 4 and drawn < 0.5):
+                    await start()
+                elif drawn < 0.75:
+                    await members.pop(chance.randrange(len(members)))[1].aclose()
+                else:
+                    bus, stack = members.pop(chance.randrange(len(members)))
+                    server.faults.kill(bus, drop_leases=chance.random() < 0.5)
+                    with suppress(broker.BrokerError):
+                        await stack.aclose()
+                await publish(own, ones(60, keys=20))
+            if not members:
+                await start()
+            await until(lambda: total(view) == 2 * 12 * 60)
+            for _, stack in members:
+                await stack.aclose()
+            assert total(view) == 2 * 12 * 60
+        found = await outputs(own)
+        assert len(set(found)) == 12 * 60
+        assert recipe != "transactions" or len(found) == 12 * 60
+
+
+async def test_a_killed_member_is_replaced(server: Broker, bus: Bus) -> None:
+    async with viewing(bus) as view:
+        doomed = connect(InmemSettings(broker=server))
+        await doomed.open()
+        first = processing(doomed)
+        with pytest.raises(broker.BrokerError):
+            async with first:
+                await first.ready()
+                await publish(bus, ones(100))
+                await until(lambda: total(view) == 100)
+                server.faults.kill(doomed, drop_leases=True)
+                async with processing(bus) as second:
+                    await second.ready()
+                    await publish(bus, ones(100))
+                    await until(lambda: total(view) == 200)
+                await until(lambda: first.state is ProcessorState.STOPPED)
+        assert len(await outputs(bus)) == 200
+
+
+async def test_a_recovering_partition_can_be_revoked(server: Broker, bus: Bus) -> None:
+    """The second member takes partitions while the first still waits for its tables."""
+    await bus.admin.ensure_topic("users", partitions=PARTITIONS, compacted=True)
+    group = counting(count, Join("users", Json(int)))
+    async with viewing(bus) as view, connect(InmemSettings(broker=server)) as other:
+        await publish(bus, ones(100))
+        async with processing(bus, group) as first, processing(other, group) as second:
+            await until(lambda: len(first.partitions) == len(second.partitions) == 2)
+            await until(lambda: total(view) == 100)
+
+
+async def test_p10_a_callback_that_hangs_stops_neither_a_rebalance_nor_the_end(server: Broker, bus: Bus) -> None:
+    """What it was at is undone, and handled by the next owner; what was handled before is kept."""
+    hanging = asyncio.Event()
+
+    async def hang(ctx: Context, value: int) -> None:
+        if value == 100:
+            hanging.set()
+            await asyncio.Event().wait()
+        count(ctx, value)
+
+    async with viewing(bus) as view, connect(InmemSettings(broker=server)) as other:
+        messages = [OutboundMessage(b"1", f"key-{n}", partition=n) for n in range(PARTITIONS)]
+        await bus.topic("clicks").publish_batch([*messages, *(each.replace(data=b"100") for each in messages)])
+        async with processing(bus, counting(hang), checkpoint_interval=1000) as first:
+            await asyncio.wait_for(hanging.wait(), SECONDS)
+            async with processing(other) as second:
+                await until(lambda: len(second.partitions) == 2)
+                await second.ready()
+                await until(lambda: total(view) == 2 * 101)
+            await until(lambda: len(first.partitions) == PARTITIONS)
+        assert total(view) == 2 * 101 + 2 * 1
+        async with processing(bus):
+            await until(lambda: total(view) == 4 * 101)
+
+
+async def test_p7_standby_has_rows_of_partitions_of_others(server: Broker, bus: Bus, tmp_path: Path) -> None:
+    async with connect(InmemSettings(broker=server)) as other, viewing(bus) as view:
+        first = processing(bus, standby="all")
+        async with first, processing(other, standby="all") as second:
+            await until(lambda: len(first.partitions) == len(second.partitions) == 2)
+            await publish(bus, ones(100))
+            await until(lambda: total(view) == 100)
+            assert set(first.stats().standby) == set(range(PARTITIONS)) - set(first.partitions)
+            tables: Any = vars(second)["_tables"]
+            await until(lambda: sum(each.store.count("rows") for each in tables.values()) == 10)
+            second.stop()
+            await until(lambda: len(first.partitions) == PARTITIONS)
+            await first.ready()
+            await publish(bus, ones(100))
+            await until(lambda: total(view) == 200)
+
+
+async def test_p8_tables_are_recovered_ahead(bus: Bus) -> None:
+    await publish(bus, ones(100))
+    async with processing(bus), viewing(bus) as view:
+        await until(lambda: total(view) == 100)
+    async with processing(bus, recover_ahead=True) as processor:
+        await processor.ready()
+        stats = processor.stats()
+        assert sum(each.table.rows for each in stats.partitions.values()) > 0
+        assert await processor.get("key-1") == 10
+
+
+async def test_a_store_on_disk_is_not_read_again(bus: Bus, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"store": Lmdb(), "state_dir": tmp_path / "state"}
+    await publish(bus, ones(100))
+    async with processing(bus, **options), viewing(bus) as view:
+        await until(lambda: total(view) == 100)
+    async with processing(bus, **options) as processor:
+        await processor.ready()
+        assert sum(each.table.rows for each in processor.stats().partitions.values()) == 0
+        assert await processor.get("key-1") == 10
+
+
+# -- visits ------------------------------------------------------------------------------------------------
+
+
+def setting(ctx: Context, meta: Any) -> None:
+    if not isinstance(meta, int):
+        raise TypeError(f"meta is {meta!r}")
+    ctx[counts] = meta
+
+
+visitor = Visitor("set", setting)
+
+
+async def test_v1_a_visit_sets_all_rows(bus: Bus) -> None:
+    await publish(bus, ones(100, keys=50))
+    async with processing(bus, counting(count, visitor)) as processor, viewing(bus) as view:
+        await processor.ready()
+        await until(lambda: total(view) == 100)
+        assert await processor.visit("set", 7) == 50
+        await until(lambda: total(view) == 350)
+        assert await processor.get("key-3") == 7
+        with pytest.raises(ConfigurationError, match="has no Visitor 'other'"):
+            await processor.visit("other")
+
+
+@pytest.mark.parametrize("rows", [2, 500])
+async def test_v2_v3_a_visitor_that_fails_ends_the_processor_and_the_visit(bus: Bus, rows: int) -> None:
+    await publish(bus, ones(rows, keys=rows))
+    with pytest.raises(StreamFailed, match="meta is 'wrong'"):
+        async with processing(bus, counting(count, visitor)) as processor, viewing(bus) as view:
+            await processor.ready()
+            await until(lambda: total(view) == rows)
+            async with asyncio.timeout(SECONDS):
+                with pytest.raises(VisitAborted, match="the visitor failed"):
+                    await processor.visit("set", "wrong")
+
+
+async def test_v4_v5_a_cancelled_visit_can_be_repeated(bus: Bus) -> None:
+    gate, visited = asyncio.Event(), asyncio.Event()
+
+    async def slow(ctx: Context, meta: int) -> None:
+        visited.set()
+        await gate.wait()
+        ctx[counts] = meta
+
+    await publish(bus, ones(2, keys=2))
+    async with processing(bus, counting(count, Visitor("set", slow))) as processor, viewing(bus) as view:
+        await processor.ready()
+        await until(lambda: total(view) == 2)
+        visiting = asyncio.create_task(processor.visit("set", 7))
+        await asyncio.wait_for(visited.wait(), SECONDS)
+        visiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await visiting
+        gate.set()
+        assert await processor.visit("set", 7) == 2
+        await until(lambda: total(view) == 14)
+
+
+async def test_v6_a_stop_aborts_a_visit(bus: Bus) -> None:
+    visited = asyncio.Event()
+
+    async def slow(ctx: Context, meta: int) -> None:
+        visited.set()
+        await asyncio.sleep(0.001)
+
+    await publish(bus, ones(2000, keys=2000))
+    async with viewing(bus) as view:
+        async with processing(bus, counting(count, Visitor("set", slow))) as processor:
+            await processor.ready()
+            await until(lambda: total(view) == 2000)
+            visiting = asyncio.create_task(processor.visit("set", 7))
+            await asyncio.wait_for(visited.wait(), SECONDS)
+        with pytest.raises(VisitAborted) as raised:
+            await asyncio.wait_for(visiting, SECONDS)
+        assert raised.value.visited < 2000
+    with pytest.raises(VisitAborted, match="stopped"):
+        await processor.visit("set", 7)
+
+
+async def test_v7_a_rebalance_aborts_a_visit(server: Broker, bus: Bus) -> None:
+    visited = asyncio.Event()
+
+    async def slow(ctx: Context, meta: int) -> None:
+        visited.set()
+        await asyncio.sleep(0.001)
+
+    await publish(bus, ones(2000, keys=2000))
+    group = counting(count, Visitor("set", slow))
+    async with (
+        viewing(bus) as view,
+        connect(InmemSettings(broker=server)) as other,
+        processing(bus, group) as processor,
+    ):
+        await processor.ready()
+        await until(lambda: total(view) == 2000)
+        visiting = asyncio.create_task(processor.visit("set", 7))
+        await asyncio.wait_for(visited.wait(), SECONDS)
+        async with processing(other, group) as second:
+            await second.ready()
+            with pytest.raises(VisitAborted):
+                await asyncio.wait_for(visiting, SECONDS)
+
+
+# -- more of the graph -------------------------------------------------------------------------------------
+
+
+async def test_topics_of_a_partition_are_merged_by_time(bus: Bus) -> None:
+    """What was published later to another topic, with an earlier time, is handled first."""
+    await bus.admin.ensure_topic("views", partitions=PARTITIONS)
+    seen: list[int] = []
+
+    def note(ctx: Context, value: int) -> None:
+        seen.append(value)
+
+    group = Group("merged", Input(["clicks", "views"], Json(int), note))
+    for topic, first in (("clicks", 1), ("views", 0)):
+        for value in range(first, 40, 2):
+            moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=value)
+            await bus.topic(topic).publish(OutboundMessage(b"%d" % value, "a", publish_time=moment))
+    async with processing(bus, group):
+        await until(lambda: len(seen) == 40)
+    assert seen == list(range(40))
+
+
+async def test_a_topic_that_ends_with_a_transaction_is_not_waited_for(bus: Bus) -> None:
+    """The last offset of its log has no message."""
+    await bus.admin.ensure_topic("views", partitions=PARTITIONS)
+    async with bus.transactional_publisher("other") as publisher, publisher.transaction() as transaction:
+        await transaction.publish("views", b"1", key="a")
+    group = Group("sums", Input(["clicks", "views"], Json(int), count), counts, alerts)
+    async with processing(bus, group), viewing(bus, "sums-table") as view:
+        await publish(bus, [("a", 1)])
+        await until(lambda: view.get("a") == 2)
+
+
+async def test_a_group_without_rows(bus: Bus) -> None:
+    def double(ctx: Context, value: int) -> None:
+        ctx.emit(alerts, key=ctx.key, value=2 * value)
+
+    group = Group("doubles", Input("clicks", Json(int), double), alerts)
+    await publish(bus, ones(30))
+    for _ in range(2):
+        async with processing(bus, group) as processor:
+            await processor.ready()
+            await until(lambda: processor.state is ProcessorState.RUNNING)
+    assert sorted(value for _, value in await outputs(bus)) == [2] * 30
+
+
+async def test_rows_of_an_older_version_are_upgraded(bus: Bus) -> None:
+    await publish(bus, ones(30))
+    async with processing(bus), viewing(bus) as view:
+        await until(lambda: total(view) == 30)
+    newer = Persist(Json(int), version=2, upgrade=lambda version, data: b"%d" % (int(data) * 1000))
+    group = Group("counts", Input("clicks", Json(int), lambda ctx, value: None), newer, alerts)
+    for _ in range(2):
+        async with processing(bus, group) as processor, viewing(bus) as view:
+            await processor.ready()
+            await until(lambda: total(view) == 30_000)
+
+
+async def test_a_changed_graph_is_told(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    await publish(bus, ones(3))
+    async with processing(bus), viewing(bus) as view:
+        await until(lambda: total(view) == 3)
+    timer = Timer("new", lambda ctx: None)
+    async with processing(bus, counting(count, timer)) as processor:
+        await processor.ready()
+    assert caplog.text.count("timer 'new' is new") == 1
+
+
+async def test_a_partitioner_of_its_own(bus: Bus) -> None:
+    group = Group("counts", Input("clicks", Json(int), count), counts, alerts, partitioner="fnv1a")
+    for n in range(40):
+        await bus.topic("clicks", partitioner="fnv1a").publish(b"1", key=f"key-{n}")
+    async with processing(bus, group) as processor, viewing(bus) as view:
+        await until(lambda: total(view) == 40)
+        await until(lambda: sum(each.checkpoints for each in processor.runners) >= PARTITIONS)
+        assert await processor.get("key-7") == 1
+    for partition in range(PARTITIONS):
+        async for batch in bus.log.read("alerts", partition):
+            for record in batch:
+                assert await bus.partition_of("alerts", record.key or b"", partitioner="fnv1a") == partition
+
+
+async def test_a_partition_that_comes_back_is_not_read_again(server: Broker, bus: Bus) -> None:
+    await publish(bus, ones(100, keys=40))
+    async with viewing(bus) as view, connect(InmemSettings(broker=server)) as other, processing(bus) as first:
+        await until(lambda: total(view) == 100)
+        async with processing(other) as second:
+            await second.ready()
+        await until(lambda: len(first.partitions) == PARTITIONS)
+        await first.ready()
+        assert sum(each.table.rows for each in first.stats().partitions.values()) < 40
+
+
+def test_broker_run(server: Broker) -> None:
+    async def fill() -> None:
+        async with connect(InmemSettings(broker=server)) as bus:
+            await prepare(bus)
+            await publish(bus, ones(20))
+
+    asyncio.run(fill())
+    handled: list[int] = []
+
+    def stop_at_the_last(ctx: Context, value: int) -> None:
+        handled.append(value)
+        count(ctx, value)
+        if len(handled) == 20:
+            processor.stop()
+
+    processor = processing(connect(InmemSettings(broker=server)), counting(stop_at_the_last))
+    broker.run(processor)
+
+    async def check() -> None:
+        async with connect(InmemSettings(broker=server)) as bus, viewing(bus) as view:
+            assert total(view) == 20
+
+    asyncio.run(check())
+
+
+async def test_x14_a_wrapped_context_sees_what_callbacks_and_visitors_do(bus: Bus) -> None:
+    class Doubling(Context):
+        def __setitem__(self, edge: Any, value: Any) -> None:
+            super().__setitem__(edge, 2 * value)
+
+    await publish(bus, [("a", 1)])
+    async with processing(bus, counting(count, visitor), wrap=Doubling.of) as processor, viewing(bus) as view:
+        await processor.ready()
+        await until(lambda: view.get("a") == 2)
+        assert await processor.visit("set", 7) == 1
+        await until(lambda: view.get("a") == 14)
+
+
+async def test_x11_attributes_of_every_output(bus: Bus) -> None:
+    await publish(bus, [("a", 1)])
+    async with processing(bus, attributes={"from": "here"}), viewing(bus) as view:
+        await until(lambda: view.get("a") == 1)
+    partition = await bus.partition_of("alerts", "a")
+    records = [record async for batch in bus.log.read("alerts", partition) for record in batch]
+    assert [dict(record.attributes) for record in records] == [{"from": "here"}]
+
+
+async def test_a_failed_assertion_in_a_callback_is_raised(bus: Bus) -> None:
+    def wrong(ctx: Context, value: int) -> None:
+        assert value == 2, "it is not"
+
+    bus.hooks.raises = lambda error: isinstance(error, AssertionError)
+    await publish(bus, [("a", 1)])
+    with pytest.raises(AssertionError, match="it is not"):
+        await processing(bus, counting(wrong)).run()

@@ -1,0 +1,220 @@
+"""Views on the in-memory broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker import CHECKPOINT_KEY, Bus, Closed, ConfigurationError, Json, OutboundMessage, TopicNotFound, connect
+from broker_inmem import Broker, InmemSettings
+from broker_streams import keys
+from broker_streams.recovery import CopyState
+from broker_streams.view import Change, View
+
+TABLE = "counts-table"
+
+
+@pytest.fixture
+def server() -> Broker:
+    return Broker()
+
+
+@pytest.fixture
+async def bus(server: Broker) -> AsyncIterator[Bus]:
+    async with connect(InmemSettings(broker=server)) as bus:
+        await bus.admin.ensure_topic(TABLE, partitions=3, compacted=True)
+        yield bus
+
+
+async def write(bus: Bus, **rows: int | None) -> None:
+    messages = [OutboundMessage(None if value is None else b"%d" % value, key) for key, value in rows.items()]
+    await bus.topic(TABLE).publish_batch(messages)
+
+
+async def wait_for(view: View[int], state: CopyState) -> None:
+    async with asyncio.timeout(60):
+        async for each in view.states():
+            if each is state:
+                return
+
+
+async def test_w1_a_view_that_is_not_open_says_so(bus: Bus) -> None:
+    view = View(bus, TABLE, Json(int))
+    with pytest.raises(Closed, match="is not open"):
+        view.get("a")
+    assert view.state is CopyState.IDLE
+    assert view.staleness is None
+
+
+async def test_w1_rows_are_there_when_it_is_ready(bus: Bus) -> None:
+    await write(bus, a=1, b=2, c=3, gone=4)
+    await write(bus, a=10, gone=None)
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        assert (view.get("a"), view.get("b"), view.get("gone"), view.get("none")) == (10, 2, None, None)
+        assert "c" in view
+        assert "gone" not in view
+        assert len(view) == 3
+
+
+async def test_a_missing_table_is_named(bus: Bus) -> None:
+    with pytest.raises(TopicNotFound, match="nothing"):
+        async with View(bus, "nothing", Json(int)):
+            raise AssertionError
+
+
+async def test_a_view_opens_once(bus: Bus) -> None:
+    view = View(bus, TABLE, Json(int))
+    async with view:
+        pass
+    with pytest.raises(Closed, match="opens once"):
+        await view.__aenter__()
+    with pytest.raises(Closed):
+        view.get("a")
+    await view.close()
+
+
+async def test_it_follows_its_table(bus: Bus) -> None:
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        receipt = await bus.topic(TABLE).publish(b"5", key="a")
+        assert await view.get("a", at_least=receipt) == 5
+        receipt = await bus.topic(TABLE).publish(OutboundMessage(None, "a"))
+        assert await view.get("a", at_least=receipt) is None
+
+
+async def test_w4_items_are_ordered_over_all_partitions(bus: Bus) -> None:
+    await write(bus, **{f"key-{n:02}": n for n in range(30)})
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        assert list(view.items()) == [(f"key-{n:02}", n) for n in range(30)]
+        assert [value for _, value in view.items(start="key-07", stop="key-10")] == [7, 8, 9]
+        assert [value for _, value in view.items(prefix="key-2", reverse=True)] == list(range(29, 19, -1))
+        assert list(view.items(start="x")) == []
+        rows = view.items()
+        assert [next(rows), next(rows)] == [("key-00", 0), ("key-01", 1)]
+        receipt = await bus.topic(TABLE).publish(b"99", key="key-99")
+        await view.get("key-99", at_least=receipt)
+        assert [value for _, value in rows if value < 30] == list(range(2, 30))
+
+
+async def test_reserved_rows_are_not_rows(bus: Bus) -> None:
+    await write(bus, a=1)
+    own = [OutboundMessage(b"x", key, partition=0) for key in (CHECKPOINT_KEY, keys.agenda_key(b"a"))]
+    last = (await bus.topic(TABLE).publish_batch(own))[-1]
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        await view.get("a", at_least=last)
+        assert list(view.items()) == [("a", 1)]
+
+
+async def test_a_view_of_some_partitions_has_only_their_rows(bus: Bus) -> None:
+    await write(bus, **{f"key-{n}": n for n in range(30)})
+    async with View(bus, TABLE, Json(int), partitions=[1]) as view:
+        await view.ready()
+        found = dict(view.items())
+        assert 0 < len(found) < 30
+        for n in range(30):
+            assert (f"key-{n}" in found) == (await bus.partition_of(TABLE, f"key-{n}") == 1)
+        assert view.position(0) is None
+        assert view.position(1) == len(found)
+
+
+def test_w5_a_view_without_partitions_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="partitions is empty"):
+        View(None, TABLE, Json(int), partitions=[])  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_partition_that_the_table_does_not_have_is_named(bus: Bus) -> None:
+    async with View(bus, TABLE, Json(int), partitions=[7]) as view:
+        with pytest.raises(Exception, match="has no partition 7"):
+            await view.ready()
+
+
+async def test_w3_evict_is_local_until_the_row_is_written_again(bus: Bus) -> None:
+    await write(bus, a=1)
+    async with View(bus, TABLE, Json(int)) as view, View(bus, TABLE, Json(int)) as other:
+        await view.ready()
+        await other.ready()
+        view.evict("a")
+        assert view.get("a") is None
+        assert other.get("a") == 1
+        assert await view.get("a", at_least=await bus.topic(TABLE).publish(b"2", key="a")) == 2
+
+
+async def test_w2_it_serves_what_it_has_while_the_broker_is_away(bus: Bus, server: Broker) -> None:
+    await write(bus, a=1)
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        await wait_for(view, CopyState.RUNNING)
+        assert view.staleness == 0.0
+        server.faults.stop()
+        await wait_for(view, CopyState.CONNECTING)
+        assert view.get("a") == 1
+        assert (view.staleness or 0) > 0
+        server.faults.start()
+        await wait_for(view, CopyState.RUNNING)
+        assert await view.get("a", at_least=await bus.topic(TABLE).publish(b"2", key="a")) == 2
+
+
+async def test_changes_have_old_and_new_values(bus: Bus) -> None:
+    await write(bus, a=1)
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        changes = view.changes()
+        for value in (2, None):
+            await write(bus, a=value)
+            async with asyncio.timeout(60):
+                change = await anext(changes)
+            assert change == Change("a", 1 if value else 2, value)
+    with pytest.raises(StopAsyncIteration):
+        await anext(changes)
+
+
+async def test_changes_of_a_key_that_nobody_read_yet_become_one(bus: Bus) -> None:
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        changes = view.changes()
+        await write(bus, a=1, b=1)
+        await write(bus, a=2)
+        receipt = await bus.topic(TABLE).publish(b"3", key="a")
+        await view.get("a", at_least=receipt)
+        receipt = await bus.topic(TABLE).publish(b"1", key="b")
+        await view.get("b", at_least=receipt)
+        assert {await anext(changes), await anext(changes)} == {Change("a", None, 3), Change("b", None, 1)}
+
+
+async def test_partitions_that_are_added_are_followed(bus: Bus) -> None:
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        await bus.admin.ensure_topic(TABLE, partitions=4, compacted=True)
+        receipt = await bus.topic(TABLE).publish(OutboundMessage(b"7", "new", partition=3))
+        async with asyncio.timeout(60):
+            assert await view.get("new", at_least=receipt) == 7
+
+
+async def test_a_recreated_table_is_read_again(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    await write(bus, a=1, b=2)
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        changes = view.changes()
+        await bus.admin.delete_topic(TABLE)
+        await bus.admin.ensure_topic(TABLE, partitions=3, compacted=True)
+        await write(bus, a=3)
+        seen: set[Change[int]] = set()
+        async with asyncio.timeout(60):
+            while view.get("a") != 3 or "b" in view:
+                seen.add(await anext(changes))
+        assert "emptied and read again" in caplog.text
+
+
+async def test_figures(bus: Bus) -> None:
+    await write(bus, a=1, b=2, c=3)
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        stats = view.stats()
+        assert (stats.rows, stats.read, sum(stats.positions.values())) == (3, 3, 3)
+        assert stats.bytes > 0
+        assert stats.recovery_seconds is not None
