@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-queue demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest spark servicebus test test-all lint format bench bench-queue bench-spark docs conformance lock audit proto clean
+.PHONY: help setup demo demo-kafka demo-queue demo-streams demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest spark servicebus test test-all lint format bench bench-queue bench-spark bench-streams docs conformance lock audit proto clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -36,6 +36,7 @@ help:
 	@echo "make pulsar       the same beside a Pulsar standalone"
 	@echo "make pubsub       run COMMAND='broker doctor' or another beside Google's Pub/Sub emulator, named in BROKER_URL; needs Java 17"
 	@echo "make pstest       the same beside Google's pstest, which applies filters and keeps keys in order over nacks; needs Go"
+	@echo "make demo-streams run the flights through stream processors, one of them killed, on an embedded broker; BROKER_URL names another"
 	@echo "make demo-sdk     run the flights through the plain library, without Spark and Java; BROKER_URL names another broker"
 	@echo "make servicebus   start a test double of Azure Service Bus and show its URL; COMMAND='.venv/bin/broker doctor' runs that on it"
 	@echo "make demo-pulsar  the same on a Pulsar standalone, started for it; needs Java 17 and Maven"
@@ -49,6 +50,7 @@ help:
 	@echo "make bench        measure, and write docs/performance.md"
 	@echo "make bench-queue  measure Kafka as a queue, and print it"
 	@echo "make bench-spark  measure Spark over the brokers, and write docs/performance-spark.md"
+	@echo "make bench-streams  measure stream processing, and write docs/performance-streams.md"
 	@echo "make docs         run every example of the documentation"
 	@echo "make lock         choose new versions and write constraints.txt"
 	@echo "make audit        look for published vulnerabilities of the versions in constraints.txt; needs the network"
@@ -84,6 +86,9 @@ demo-queue: $(STAMP)
 
 pubsub: $(STAMP)
 	$(PUBSUB) $(COMMAND)
+
+demo-streams: $(STAMP)
+	$(BIN)/python -m examples.flights_streams $(ARGS)
 
 demo-sdk: $(STAMP)
 	$(BIN)/python -m examples.flights $(ARGS)
@@ -144,6 +149,9 @@ bench-queue: $(STAMP) kafka
 
 bench-spark: $(STAMP) kafka pulsar
 	$(BIN)/python -m benchmarks.spark $(ARGS)
+
+bench-streams: $(STAMP) kafka
+	$(BIN)/python -m benchmarks.streams $(ARGS)
 
 docs: $(STAMP) kafka pulsar
 	$(PYTEST) tests/docs $(ARGS)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow
 
 from examples.flights_pipeline.corruption import Corrupted
 from examples.flights_pipeline.plain import Expected
-from examples.flights_pipeline.results import Results
+
+if TYPE_CHECKING:
+    # Spark, which `compare` does without.
+    from examples.flights_pipeline.results import Results
 
 __all__ = ["Compared", "compare", "compare_all", "compare_rows"]
 
