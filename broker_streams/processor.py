@@ -57,7 +57,7 @@ from broker_streams.stats import InputStats, PartitionStats, ProcessorState, Pro
 from broker_streams.stores.directory import StateDirectory
 from broker_streams.stores.lmdb import Lmdb
 from broker_streams.stores.memory import Memory
-from broker_streams.stores.store import Store, StoreFactory
+from broker_streams.stores.store import Store, StoreCorrupt, StoreFactory
 from broker_streams.topics import TopicPolicy
 from broker_streams.visits import Visit, VisitAborted
 
@@ -268,8 +268,14 @@ class Processor(Service):
 
     def _close_directory(self) -> None:
         directory, self._directory = self._directory, None
-        if directory is not None:
-            directory.close()
+        if directory is None:
+            return
+        if isinstance(self._failure, StoreCorrupt):
+            try:
+                directory.set_aside(self._failure)
+            except BrokerError as error:
+                logger.warning("The store of group %s was not set aside: %s", self.group.name, error)
+        directory.close()
 
     # -- the run -------------------------------------------------------------------------------------------
 

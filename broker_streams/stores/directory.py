@@ -144,21 +144,22 @@ class StateDirectory:
         try:
             store = factory.open(self.path, _file_name(name))
         except StoreCorrupt as error:
-            self.set_aside(factory, name, error)
+            self.set_aside(error)
             store = factory.open(self.path, _file_name(name))
         self._open[name] = store
         return store
 
-    def set_aside(self, factory: StoreFactory, name: str, reason: BrokerError) -> Path:
+    def set_aside(self, reason: StoreCorrupt) -> Path:
         """Close a store that cannot be read and rename its directory, so that `open` starts a new one.
 
         :returns: where it is now.
         """
         self._check_open()
-        self._close_store(name)
-        source = self.path / f"{_file_name(name)}.{factory.format}"
+        source = reason.path
+        if (parts := _STORE.fullmatch(source.name)) is not None:
+            self._close_store(unquote(parts["name"]))
         number = 1
-        while (target := self.path / f"{source.name}.corrupt-{number}").exists():
+        while (target := source.with_name(f"{source.name}.corrupt-{number}")).exists():
             number += 1
         try:
             source.rename(target)

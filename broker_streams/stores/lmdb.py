@@ -329,7 +329,8 @@ class _LmdbStore:
             return
         if not boot or boot != _boot():
             raise StoreCorrupt(
-                f"The store {str(self._path)!r} was written without syncs, as in a recovery, when the machine stopped"
+                f"The store {str(self._path)!r} was written without syncs, as in a recovery, when the machine stopped",
+                path=self._path,
             )
         # The process was killed, and the system still has all pages that it wrote.
 
@@ -347,7 +348,9 @@ class _LmdbStore:
         except verifier.VerifyError as error:
             problems = [error]
         if problems:
-            raise StoreCorrupt(f"The store {str(self._path)!r} has {size} of {expected} bytes: {problems[0]}")
+            raise StoreCorrupt(
+                f"The store {str(self._path)!r} has {size} of {expected} bytes: {problems[0]}", path=self._path
+            )
 
     def _compact(self) -> None:
         page = self._environment.stat()["psize"]
@@ -428,7 +431,7 @@ class _LmdbStore:
             library.VersionMismatchError,
         )
         if isinstance(error, unreadable):
-            return StoreCorrupt(f"The store {str(self._path)!r} cannot be read: {error}", native=error)
+            return StoreCorrupt(f"The store {str(self._path)!r} cannot be read: {error}", path=self._path, native=error)
         return disk_failed(self._path, error)
 
 

@@ -269,5 +269,5 @@ class _RocksDbStore:
                 advice="Close it before it is opened again",
             )
         if text.startswith(_UNREADABLE):
-            return StoreCorrupt(f"The store {str(self._path)!r} cannot be read: {text}", native=error)
+            return StoreCorrupt(f"The store {str(self._path)!r} cannot be read: {text}", path=self._path, native=error)
         return disk_failed(self._path, error)

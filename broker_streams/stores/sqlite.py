@@ -227,7 +227,9 @@ class _SqliteStore:
                 # A mistake in a call, not an answer of SQLite.
                 raise
             if code & _CODE in _UNREADABLE:
-                raise StoreCorrupt(f"The store {str(self._path)!r} cannot be read: {error}", native=error) from error
+                raise StoreCorrupt(
+                    f"The store {str(self._path)!r} cannot be read: {error}", path=self._path, native=error
+                ) from error
             raise disk_failed(self._path, error) from error
 
     def _check_open(self) -> None:

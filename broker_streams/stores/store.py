@@ -52,9 +52,16 @@ _LARGEST_CHUNK: Final = 1024
 
 
 class StoreCorrupt(BrokerError):
-    """A store on disk cannot be read."""
+    """A store on disk cannot be read. Its state directory sets it aside, and its rows are recovered from their topic.
 
-    default_advice = "Set the store aside; its rows are recovered from the table topic"
+    :ivar path: the directory of the store.
+    """
+
+    default_advice = "Start again: the store is set aside, and its rows are recovered from their topic"
+
+    def __init__(self, message: str, *, path: Path, native: BaseException | None = None) -> None:
+        super().__init__(message, native=native)
+        self.path = path
 
 
 class StoreLocked(BrokerError):

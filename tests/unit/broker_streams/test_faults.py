@@ -163,8 +163,9 @@ async def test_a_named_member_that_runs_already_is_refused(bus: Bus, tmp_path: P
 class Failing:
     """A store that fails when it is told to."""
 
-    def __init__(self, store: Store, factory: FailingFactory) -> None:
+    def __init__(self, store: Store, path: Path, factory: FailingFactory) -> None:
         self._store = store
+        self._path = path
         self._factory = factory
 
     def __getattr__(self, name: str) -> Any:
@@ -174,6 +175,8 @@ class Failing:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if (error := self._factory.broken.get(name)) is not None:
+                if isinstance(error, StoreCorrupt):
+                    error.path = self._path
                 raise error
             return found(*args, **kwargs)
 
@@ -189,8 +192,14 @@ class FailingFactory:
         self.broken: dict[str, BrokerError] = {}
 
     def open(self, directory: Path | None, name: str) -> Store:
-        found: Any = Failing(Lmdb().open(directory, name), self)
+        assert directory is not None
+        found: Any = Failing(Lmdb().open(directory, name), directory / f"{name}.lmdb", self)
         return found
+
+
+def set_aside(state_dir: Path) -> list[Path]:
+    """The stores that were set aside."""
+    return list(state_dir.rglob("*.corrupt-1"))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +207,7 @@ class FailingFactory:
     [
         ("write", StorageFailed("The store failed: no space left")),
         ("get_many", StorageFailed("The store failed: input/output error")),
-        ("get_many", StoreCorrupt("A page cannot be read")),
+        ("get_many", StoreCorrupt("A page cannot be read", path=Path("set when it is raised"))),
     ],
 )
 async def test_a_store_that_fails_ends_the_processor_and_loses_nothing(
@@ -215,6 +224,7 @@ async def test_a_store_that_fails_ends_the_processor_and_loses_nothing(
                 await publish(bus, [(f"other-{n}", 1) for n in range(50)])
                 await until(lambda: processor.state is ProcessorState.STOPPED)
         factory.broken.clear()
+        assert len(set_aside(tmp_path)) == isinstance(error, StoreCorrupt)
         async with processing(bus, store=factory, state_dir=tmp_path) as processor:
             await processor.ready()
             await publish(bus, ones(10))

@@ -285,7 +285,7 @@ def test_rows_of_rocksdb_in_a_broken_block_are_not_passed_over(tmp_path: Path) -
                 list(store.items("rows", reverse=reverse))
         with pytest.raises(StoreCorrupt) as corrupt:
             store.count("rows")
-        directory.set_aside(factory, "table.0", corrupt.value)
+        directory.set_aside(corrupt.value)
         assert directory.open(factory, "table.0").count("rows") == 0
 
 
