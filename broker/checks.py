@@ -8,14 +8,16 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import types
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypeGuard, get_origin
+from typing import Any, Final, TypeGuard, Union, get_args, get_origin
 
 from broker.errors import ConfigurationError
 
 __all__ = [
+    "admits_none",
     "check_accepts",
     "check_choice",
     "check_codec",
@@ -29,6 +31,7 @@ __all__ = [
     "is_async",
     "is_finite",
     "is_whole",
+    "mentions_pydantic",
     "name_of",
     "refused",
 ]
@@ -168,3 +171,15 @@ def check_codec(value: object) -> None:
 
 def _or_none(optional: bool) -> str:
     return ", or None" if optional else ""
+
+
+def admits_none(type: Any) -> bool:
+    """Whether None is a value of the type."""
+    if get_origin(type) in (Union, types.UnionType):
+        return any(map(admits_none, get_args(type)))
+    return type in (None, types.NoneType, Any)
+
+
+def mentions_pydantic(type: Any) -> bool:
+    """Whether the type is a pydantic model, or made of one."""
+    return hasattr(type, "__pydantic_core_schema__") or any(map(mentions_pydantic, get_args(type)))

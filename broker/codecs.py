@@ -12,16 +12,16 @@ payload None.
 from __future__ import annotations
 
 import json
-import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Union, cast, get_args, get_origin, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, cast, get_origin, overload
 
 import msgspec
 from typing_extensions import TypeForm, TypeVar
 
+from broker.checks import admits_none, mentions_pydantic
 from broker.errors import ConfigurationError, DecodeError, InvalidMessage
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ class Json(Generic[T]):
     def __init__(self, type: Any = Any, *, validate: bool = False) -> None:
         self.type: Any = type
         self.validate = validate
-        self._admits_none = _admits_none(type)
+        self._admits_none = admits_none(type)
         try:
-            self._engine: _Engine = _PydanticEngine(type) if _mentions_pydantic(type) else _MsgspecEngine(type)
+            self._engine: _Engine = _PydanticEngine(type) if mentions_pydantic(type) else _MsgspecEngine(type)
         except Exception as error:
             raise ConfigurationError(
                 f"Json does not support the type {type!r}: {error}",
@@ -307,16 +307,6 @@ def _compares_exactly(type: Any) -> bool:
                     return False
             todo += [getattr(each, name) for name in each.__struct_fields__]
     return True
-
-
-def _mentions_pydantic(type: Any) -> bool:
-    return hasattr(type, "__pydantic_core_schema__") or any(map(_mentions_pydantic, get_args(type)))
-
-
-def _admits_none(type: Any) -> bool:
-    if get_origin(type) in (Union, types.UnionType):
-        return any(map(_admits_none, get_args(type)))
-    return type in (None, types.NoneType, Any)
 
 
 def _present(codec: str, data: bytes | None) -> bytes:

@@ -7,14 +7,14 @@ its rows are smaller.
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Generic, Union, cast, get_args, get_origin, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, cast, overload
 
 import msgspec
 from typing_extensions import TypeForm, TypeVar
 
 from broker import ConfigurationError, DecodeError, InvalidMessage
+from broker.checks import admits_none, mentions_pydantic
 
 if TYPE_CHECKING:
     from broker import Codec
@@ -80,8 +80,8 @@ class MsgPack(Generic[T]):
     def __init__(self, type: TypeForm[T]) -> None: ...
     def __init__(self, type: Any = Any) -> None:
         self.type: Any = type
-        self._admits_none = _admits_none(type)
-        if _mentions_pydantic(type):
+        self._admits_none = admits_none(type)
+        if mentions_pydantic(type):
             raise ConfigurationError(f"MsgPack does not support pydantic models: {type!r}", advice="Use Json")
         try:
             self._decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(type).decode
@@ -122,16 +122,6 @@ class MsgPack(Generic[T]):
 
     def __repr__(self) -> str:
         return f"MsgPack({getattr(self.type, '__name__', None) or self.type})"
-
-
-def _admits_none(type: Any) -> bool:
-    if get_origin(type) in (Union, types.UnionType):
-        return any(map(_admits_none, get_args(type)))
-    return type in (None, types.NoneType, Any)
-
-
-def _mentions_pydantic(type: Any) -> bool:
-    return hasattr(type, "__pydantic_core_schema__") or any(map(_mentions_pydantic, get_args(type)))
 
 
 def _present(codec: str, data: bytes | None) -> bytes:
