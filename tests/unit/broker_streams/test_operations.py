@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,17 @@ import pytest
 from broker import (
     BackendError,
     Bus,
-    Capabilities,
     ConfigurationError,
     Json,
     OutboundMessage,
     TopicNotFound,
     connect,
 )
-from broker_inmem import Broker, BrokerOptions, InmemSettings
+from broker_inmem import Broker, InmemSettings
 from broker_streams import Context, Group, Input, Memory, Persist, Processor, StoreLocked, View, operations
 from broker_streams.operations import Reset, find_group, lag
 from broker_streams.stores.directory import StateDirectory
+from tests.unit.broker_streams.brokers import Limited
 
 SECONDS = 60
 KEYS = 30
@@ -30,32 +29,11 @@ NAME = "counts"
 sums = Persist(Json(int))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limited(BrokerOptions):
-    """A broker that lacks something."""
-
-    transactions: bool = False
-    atomic: bool = False
-    tables: bool = True
-    rows: int | None = None
-
-    def capabilities(self) -> Capabilities:
-        able = BrokerOptions.capabilities(self)
-        publish = replace(
-            able.publish,
-            transactions=self.transactions,
-            tables=self.tables,
-            atomic_tables=self.atomic,
-            table_rows=self.rows,
-        )
-        return replace(able, publish=publish)
-
-
 RECIPES = {
-    "transactions": Limited(transactions=True),
-    "atomic-10-rows": Limited(atomic=True, rows=10),
-    "fenced": Limited(),
-    "plain": Limited(tables=False),
+    "transactions": Limited(atomic=False),
+    "atomic-10-rows": Limited(transactions=False, rows=10),
+    "fenced": Limited(transactions=False, atomic=False),
+    "plain": Limited(transactions=False, atomic=False, tables=False),
 }
 
 

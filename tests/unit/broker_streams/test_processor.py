@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import broker
 from broker import (
     BackendError,
     Bus,
-    Capabilities,
     Closed,
     ConfigurationError,
     ConnectionFailed,
@@ -30,7 +29,7 @@ from broker import (
     Unsupported,
     connect,
 )
-from broker_inmem import Broker, BrokerOptions, InmemSettings
+from broker_inmem import Broker, InmemSettings
 from broker_streams import commits
 from broker_streams.context import Context
 from broker_streams.failures import StreamFailed
@@ -43,30 +42,10 @@ from broker_streams.stores.lmdb import Lmdb
 from broker_streams.stores.memory import Memory
 from broker_streams.topics import TopicPolicy
 from broker_streams.view import View
+from tests.unit.broker_streams.brokers import Limited
 
 SECONDS = 60.0
 PARTITIONS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limited(BrokerOptions):
-    """A broker that lacks something."""
-
-    transactions: bool = True
-    atomic: bool = True
-    tables: bool = True
-    rows: int | None = None
-
-    def capabilities(self) -> Capabilities:
-        able = BrokerOptions.capabilities(self)
-        publish = replace(
-            able.publish,
-            transactions=self.transactions,
-            tables=self.tables,
-            atomic_tables=self.atomic,
-            table_rows=self.rows,
-        )
-        return replace(able, publish=publish)
 
 
 RECIPES = {
