@@ -11,13 +11,11 @@ CHAOS_SEED repeats what was chosen at random; the members have a timing of their
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -32,6 +30,7 @@ import broker
 from broker.errors import BrokerError
 from broker.outbound import OutboundMessage
 from broker_inmem import Broker, BrokerOptions, InmemSettings
+from tests.chaos.member_process import MemberProcess
 from tests.chaos.own_positions_process import Member, Result, Store
 from tests.servers import kafka, nats, pulsar
 
@@ -104,40 +103,11 @@ Start = Callable[[int], Running]
 """Starts a member with this seed."""
 
 
-class InProcess:
+class InProcess(MemberProcess):
     """A member in a process of its own."""
 
     def __init__(self, *arguments: str) -> None:
-        self.heard: list[dict[str, Any]] = []
-        self.frozen = False
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.own_positions_process", *arguments], stdout=subprocess.PIPE
-        )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def _listen(self) -> None:
-        assert self._child.stdout is not None
-        with self._child.stdout as lines:
-            for line in lines:
-                if line.endswith(b"\n"):
-                    self.heard.append(json.loads(line))
-
-    def freeze(self) -> None:
-        self._child.send_signal(signal.SIGSTOP)
-        self.frozen = True
-
-    def thaw(self) -> None:
-        self._child.send_signal(signal.SIGCONT)
-        self.frozen = False
-
-    async def kill(self) -> None:
-        self._child.kill()
-        await asyncio.to_thread(self._child.wait)
-        await asyncio.to_thread(self._listener.join)
-
-    def stop(self) -> None:
-        self._child.terminate()
+        super().__init__("tests.chaos.own_positions_process", *arguments)
 
     async def ended(self, seconds: float) -> None:
         try:
@@ -150,10 +120,6 @@ class InProcess:
         await asyncio.to_thread(self._listener.join)
         # Until it listens to it, the signal ends it.
         assert code == 0 or (code == -signal.SIGTERM and not self.heard), f"A member ended with {code}"
-
-    @property
-    def over(self) -> bool:
-        return self._child.poll() is not None
 
 
 class AsTask:

@@ -13,14 +13,12 @@ prints what was done, minute by minute, and the accounts.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections import Counter
@@ -48,6 +46,7 @@ from broker_streams.graph import Group
 from broker_streams.processor import Processor
 from broker_streams.view import View
 from tests.chaos import streams_process
+from tests.chaos.member_process import MemberProcess
 from tests.chaos.streams_process import Arrived, Hop, Life, Row, counted, fold, key_of, make_group, published
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_cluster import KafkaCluster
@@ -112,45 +111,14 @@ class Member(Protocol):
     def last_words(self) -> str: ...
 
 
-class InProcess:
+class InProcess(MemberProcess):
     """A member in a process of its own."""
 
     def __init__(self, url: str, group: str, name: str, state: Path) -> None:
         self.name = name
-        self.heard: list[dict[str, Any]] = []
-        self.frozen = False
         self._log = state.parent / f"{name}-{uuid.uuid4().hex[:6]}.log"
         with self._log.open("wb") as log:
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", streams_process.__name__, url, group, name, str(state)],
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def _listen(self) -> None:
-        assert self._child.stdout is not None
-        with self._child.stdout as lines:
-            for line in lines:
-                if line.endswith(b"\n"):
-                    self.heard.append(json.loads(line))
-
-    def freeze(self) -> None:
-        self._child.send_signal(signal.SIGSTOP)
-        self.frozen = True
-
-    def thaw(self) -> None:
-        self._child.send_signal(signal.SIGCONT)
-        self.frozen = False
-
-    async def kill(self) -> None:
-        self._child.kill()
-        await asyncio.to_thread(self._child.wait)
-        await asyncio.to_thread(self._listener.join)
-
-    def stop(self) -> None:
-        self._child.terminate()
+            super().__init__(streams_process.__name__, url, group, name, str(state), errors=log)
 
     async def ended(self, seconds: float) -> None:
         try:
@@ -161,10 +129,6 @@ class InProcess:
         # Until it listens to it, the signal ends it.
         young = code == -signal.SIGTERM and not self.heard
         assert code == 0 or young, f"Member {self.name} ended with {code}: {self.last_words()}"
-
-    @property
-    def over(self) -> bool:
-        return self._child.poll() is not None
 
     def last_words(self) -> str:
         return f"it said {self.heard[-5:]}\n{self._log.read_text(errors='replace')[-6000:]}"
