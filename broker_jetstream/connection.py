@@ -539,7 +539,7 @@ def _describe_servers(settings: JetStreamSettings, servers: str) -> str:
 async def _to_the_end(flushing: Coroutine[Any, Any, None]) -> None:
     """Await what flushes; it goes on if the caller is cancelled: nats-py's read loop would end at a lost pong."""
     task = asyncio.ensure_future(flushing)
-    # The failure of one that nobody awaits any more is no news.
+    # After a cancellation no caller awaits the task; asyncio would log its failure as never retrieved.
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     await asyncio.shield(task)
 

@@ -1,7 +1,7 @@
 """The members of a group, and the partitions that each of them should own.
 
 Members announce their claims by core NATS messages, every quarter of `owner_timeout` and on any change. A member that
-is silent for `owner_timeout` counts as gone; silence while this process stood still does not count. There is no leader:
+is silent for `owner_timeout` counts as gone; silence while this process was suspended does not. There is no leader:
 each member computes its share from the announcements, releases its surplus and claims what is free. If two members
 claim the same partition for a moment, the server's pin decides which one reads. Without permission for the subject
 every member claims everything, and the pins decide. Copartitioned members agree first: see `number_claims`.
@@ -179,7 +179,7 @@ class Membership:
             del self._marks[mark]
 
     async def catch_up(self, seconds: float) -> None:
-        """Receive what came while this process stood still; after a reconnect, ask for what was missed.
+        """Receive what came while this process was suspended; after a reconnect, ask for what was missed.
 
         :param seconds: how long members may take to answer.
         :raises BrokerError: see `receive_all`.
@@ -240,7 +240,7 @@ class Membership:
     def note_running(self) -> None:
         """This process runs; call it more than twice within `owner_timeout`.
 
-        While it stood still it heard nobody, and the others may have taken it for gone.
+        While it was suspended it received no announcements, and the others may have dropped it.
         """
         now = time.monotonic()
         if now - self._alive_at > self._connection.settings.owner_timeout / 2:

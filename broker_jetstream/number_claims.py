@@ -47,7 +47,7 @@ class NumberClaims:
         return sorted(number for number, term in self._terms.items() if term == ASKED)
 
     def ask(self, number: int) -> None:
-        """Ask for a number that nobody claims."""
+        """Ask for an unclaimed number."""
         self._terms.setdefault(number, ASKED)
 
     def drop(self, number: int) -> None:

@@ -6,7 +6,7 @@ rows of its time.
 
 The order is right only if the next message of every topic is known. So a topic without a buffered message is waited
 for, until it has reached the end that its log had when the caller asked: `ends` says where that is. From then on it is
-live and is not waited for, since nobody knows when its next message comes. Two bounds keep a topic that does not
+live and is not waited for, since the time of its next message is unknown. Two bounds keep a topic that does not
 deliver from holding up the others: how many messages are buffered, and for how long.
 """
 
@@ -29,7 +29,7 @@ class _Lane:
 
     :ivar times: of these messages; one without a time has that of the message before.
     :ivar next: the offset after the last message that was added.
-    :ivar end: where the log ended; None if nobody has said.
+    :ivar end: where the log ended; None if it is unknown.
     """
 
     __slots__ = ("end", "messages", "next", "time", "times")

@@ -128,7 +128,7 @@ class _Part:
         self.renew({})
 
     def renew(self, changed: Mapping[bytes, bytes | None]) -> None:
-        """Begin anew with the store as it is now, under these changes."""
+        """Start again from the store as it is now, under these changes."""
         self._changed = {entry: data for entry, data in changed.items() if entry.startswith(self._part)}
         self._heap = [entry for entry, data in self._changed.items() if data is not None]
         heapify(self._heap)

@@ -181,7 +181,7 @@ class Checkpointer:
         return taken
 
     def _give_up(self, runner: PartitionRunner, error: Fenced) -> None:
-        """Another process writes the partition. If it is still this member's, it is recovered anew."""
+        """Another process writes the partition. If it is still this member's, it is recovered again."""
         self.undone += 1
         self._failures += 1
         logger.warning("Group %s: %s", self._group, error)
@@ -190,7 +190,7 @@ class Checkpointer:
     def _check_repeatable(self, error: BrokerError) -> None:
         """Check that doing the work again may help.
 
-        :raises BrokerError: it does not, or nobody would do it.
+        :raises BrokerError: the call fails for good, or the member is stopping.
         """
         fatal = isinstance(error, TransactionFatal)
         away = isinstance(error.native, BrokerError) and error.native.retriable

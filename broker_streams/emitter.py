@@ -2,7 +2,7 @@
 
 *Concurrency.* Tasks of one event loop may share it; messages of a key are published in the order of the calls.
 *Cancellation.* A cancelled call may have published. *Failure.* `emit` raises the error of its message; `flush` and
-`close` raise those of futures that nobody looked at.
+`close` raise those of futures whose outcome was not retrieved.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Emitter(Generic[T]):
     async def flush(self) -> None:
         """Wait until all queued values are on the broker.
 
-        :raises PublishError: some messages failed, and nobody looked at their futures.
+        :raises PublishError: some messages failed, and the outcomes of their futures were not retrieved.
         """
         await self._target().flush()
 

@@ -249,7 +249,7 @@ def _moves(stored: StoredGroup, to: ResetTo) -> list[Move]:
         for number, bounds in sorted(stored.bounds[topic].items()):
             checkpoint = stored.checkpoints.get(number)
             before = None if checkpoint is None else checkpoint.positions.get(topic)
-            # Old messages of the loop would count again beside those that the inputs make anew.
+            # Old messages of the loop would count again beside those that the inputs produce again.
             after = bounds.first if to == "earliest" and topic != stored.loop else bounds.next
             moves.append(Move(topic, number, before, after))
     return moves

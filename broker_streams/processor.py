@@ -768,7 +768,7 @@ class Processor(Service):
             await self._start(runner)
 
     def _fenced(self, runner: PartitionRunner, delay: float) -> None:
-        """Another process writes the table partition: recover it anew if it is still this member's."""
+        """Another process writes the table partition: recover it again if it is still this member's."""
         partition = runner.partition
         if not self._owns(runner):
             return

@@ -1,6 +1,6 @@
 """`StateSignal`: a state that changes, and those who watch it.
 
-*Concurrency.* One event loop. A watcher that does not read delays nobody: it gets the latest state.
+*Concurrency.* One event loop. A watcher that does not read delays no other task, and then gets the latest state.
 """
 
 from __future__ import annotations

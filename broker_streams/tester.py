@@ -251,7 +251,7 @@ class _EventLoop:
         return self._loop.run_until_complete(_with_deferred(engine, coroutine))
 
     async def sleep(self, seconds: float) -> None:
-        """The delay of a retry: the clock moves, and nobody waits."""
+        """The delay of a retry: the clock moves, without waiting."""
         self._clock.move_to(self._clock.time() + seconds)
 
     def close(self) -> None:
@@ -307,7 +307,7 @@ class _Member:
         self.recover()
 
     def recover(self) -> None:
-        """Forget everything since the last checkpoint; make store and engine anew from the table topic."""
+        """Forget everything since the last checkpoint; rebuild store and engine from the table topic."""
         rows: dict[bytes, bytes | None] = {}
         packed: bytes | None = None
         for entry in self._log.entries:
@@ -651,7 +651,7 @@ class Tester:
         self._settle()
 
     def rebalance(self, partition: int | None = None, *, group: str | None = None) -> None:
-        """Move partitions to another instance: a last checkpoint, then engine and store anew from the table topic.
+        """Move partitions to another instance: a last checkpoint, then rebuild engine and store from the table topic.
 
         Parameters and errors as of `crash`.
         """

@@ -9,7 +9,7 @@
 | `processing` | a processor on Kafka and JetStream, beside the same records and publishes made by hand |
 | `recovery` | recovery of a table; reads of a view |
 | `latency` | from the input to the committed output |
-| `rebalance` | how long partitions that stay stand still |
+| `rebalance` | how long partitions that stay are paused |
 | `memory` | growth of memory over millions of messages |
 | `beside` | Quix Streams and Faust on the same Kafka and one core |
 | `child`, `child_quix`, `child_faust` | the same two works in each, as programs of their own |

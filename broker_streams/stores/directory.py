@@ -5,14 +5,14 @@
                                    <store>.lmdb.corrupt-1/  one that could not be read, set aside
 
 An instance is one member of the group on this machine, by its name: it finds the stores that it left. Without a name it
-is the first number that nobody uses, so that any number of processes can share a state_dir.
+is the first unused number, so that any number of processes can share a state_dir.
 
 *Files.* Directories are for the own user alone. What another user owns, or can write to, is refused. By default the
 state is kept under `XDG_STATE_HOME` or `~/.local/state`, never in a directory that a restart of the machine empties.
 
 *Concurrency.* Any thread, one call at a time. The lock keeps other processes away, and goes with the process.
 
-*Failure.* A store that cannot be read is set aside under another name and opened anew, empty, with a warning in the
+*Failure.* A store that cannot be read is set aside under another name, and an empty one opened, with a warning in the
 log: its rows are recovered from the table topic. Nothing is deleted but by `remove`.
 """
 
@@ -119,7 +119,7 @@ class StateDirectory:
     # -- stores ----------------------------------------------------------------------------------------------
 
     def open(self, factory: StoreFactory, name: str) -> Store:
-        """Open a store, and create it if it is missing. One that cannot be read is set aside and created anew.
+        """Open a store, and create it if it is missing. One that cannot be read is set aside, and an empty one created.
 
         :raises StoreLocked: it is open already.
         :raises MissingClient: a package is not installed; the advice is the pip command.

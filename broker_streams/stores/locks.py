@@ -27,7 +27,7 @@ __all__ = ["LOCK_FILE", "DirectoryLock"]
 
 LOCK_FILE: Final = "lock"
 _FAR: Final = 1 << 20
-"""Windows locks bytes, and nobody else could read these; what the file says is before them."""
+"""Windows lets no other process read the locked bytes, so the text lies before them."""
 
 
 class _Holder(msgspec.Struct):
