@@ -229,9 +229,9 @@ class ServiceBusSessionSource:
             await asyncio.wait({opening})
         finally:
             self._opening = None
-            if not opening.done():
-                opening.cancel()
-                await asyncio.wait({opening})
+            opening.cancel()
+            # Also if this slot was cancelled: an error that nobody takes is reported by the loop.
+            await asyncio.gather(opening, return_exceptions=True)
         if opening.cancelled():
             return False
         opening.result()
