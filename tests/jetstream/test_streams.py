@@ -90,21 +90,22 @@ async def test_restarts_count_nothing_twice(bus: Bus, group: Group) -> None:
 
 
 class Dying:
-    """Commits that die once, before or after a write."""
+    """Commits that die before or after the first or the second write."""
 
     def __init__(self, commits: Any, chance: random.Random) -> None:
         self._commits = commits
-        self._chance = chance
+        self._lives = chance.choice((1, 1, 2))
+        self._after = chance.choice((False, True))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._commits, name)
 
     async def write(self, parts: Any) -> Any:
-        drawn = self._chance.random()
-        if drawn < 0.4:
+        self._lives -= 1
+        if self._lives == 0 and not self._after:
             raise ConnectionFailed("died before a write", retriable=False)
         written = await self._commits.write(parts)
-        if drawn < 0.8:
+        if self._lives == 0:
             raise ConnectionFailed("died after a write", retriable=False)
         return written
 

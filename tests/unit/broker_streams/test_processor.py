@@ -568,23 +568,24 @@ async def test_a_fenced_partition_starts_anew() -> None:
 
 
 class Dying:
-    """Commits that die once, before or after a write."""
+    """Commits that die before or after the first or the second write."""
 
     def __init__(self, commits: Any, chance: random.Random, die: Callable[[], object]) -> None:
         self._commits = commits
-        self._chance = chance
+        self._lives = chance.choice((1, 1, 2))
+        self._after = chance.choice((False, True))
         self._die = die
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._commits, name)
 
     async def write(self, parts: Any) -> Any:
-        drawn = self._chance.random()
-        if drawn < 0.2:
+        self._lives -= 1
+        if self._lives == 0 and not self._after:
             self._die()
             raise ConnectionFailed("died before a write", retriable=False)
         written = await self._commits.write(parts)
-        if drawn < 0.4:
+        if self._lives == 0:
             self._die()
             raise ConnectionFailed("died after a write", retriable=False)
         return written
