@@ -56,11 +56,13 @@ async def eventually(condition: Callable[[], Awaitable[T] | T], patience: float,
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
     while True:
+        # Before the condition, so that a slow one is asked again after others had a turn.
+        late = loop.time() >= deadline
         answer: Any = condition()
         value: T = await answer if inspect.isawaitable(answer) else answer
         if value:
             return value
-        assert loop.time() < deadline, f"{what} did not come true within {patience} s; its last value was {value!r}"
+        assert not late, f"{what} did not come true within {patience} s; its last value was {value!r}"
         await asyncio.sleep(POLL_SECONDS)
 
 
