@@ -5,7 +5,7 @@ meanwhile. A partition in the middle of a message is waited for, but not for lon
 
 *Concurrency.* Checkpoints queue. *Cancellation.* A checkpoint that was cancelled may have been written; its partitions
 are to be dropped. *Failure.* After a write that may be repeated, all partitions are back at their last checkpoint, and
-read again from there. Other errors are raised.
+read again from there. After other errors, which are raised, its partitions write nothing more.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class Checkpointer:
             try:
                 outcomes = await self.commits.write(list(taken.values()))
             except BrokerError as error:
-                self._check_repeatable(error)
+                if not self._may_repeat(error):
+                    self._end(taken, error)
+                    raise
                 self._undoing = asyncio.create_task(self._undo(error), name="undo-checkpoint")
                 await asyncio.shield(self._undoing)
                 return
@@ -165,7 +167,7 @@ class Checkpointer:
     ) -> dict[PartitionRunner, Part]:
         """What the partitions have for a checkpoint; those in the middle of a message are left for the next one."""
         for runner in runners:
-            if runner not in self._taking and (force or runner.engine.has_effects):
+            if not runner.retired and runner not in self._taking and (force or runner.engine.has_effects):
                 self._taking[runner] = asyncio.create_task(runner.take(), name=f"take-{runner.partition}")
         waiting = {runner: task for runner in runners if (task := self._taking.get(runner)) is not None}
         if waiting:
@@ -187,17 +189,20 @@ class Checkpointer:
         logger.warning("Group %s: %s", self._group, error)
         self._fenced(runner, _AGAIN.delay(self._failures))
 
-    def _check_repeatable(self, error: BrokerError) -> None:
-        """Check that doing the work again may help.
-
-        :raises BrokerError: the call fails for good, or the member is stopping.
-        """
+    def _may_repeat(self, error: BrokerError) -> bool:
+        """Whether doing the work again may help."""
         fatal = isinstance(error, TransactionFatal)
         away = isinstance(error.native, BrokerError) and error.native.retriable
         # A transaction that could not be aborted since the broker is away ends its publisher too.
         self._fatal += fatal and not away
-        if not (error.retriable or fatal) or self._fatal > _MOST_FATAL or self._stopping.is_set():
-            raise error
+        return (error.retriable or fatal) and self._fatal <= _MOST_FATAL and not self._stopping.is_set()
+
+    def _end(self, runners: Collection[PartitionRunner], error: BrokerError) -> None:
+        """Let these partitions write nothing more: what failed would be missing below it."""
+        for runner in runners:
+            runner.retired = True
+            if not self._stopping.is_set():
+                self._failed(runner, error)
 
     async def _undo(self, error: BrokerError) -> None:
         """Take the partitions back to their last checkpoint, and let them handle it again in a while."""

@@ -357,6 +357,7 @@ class Processor(Service):
                 # It ends by itself, since the processor is stopping; a write under way is not interrupted.
                 await asyncio.wait((checkpoints,))
                 await self._checkpoints.write(runners, patience=_RELEASE_SECONDS)
+                checkpoints.result()
         except TimeoutError:
             logger.warning("Group %s: the last checkpoint was not written in time", self.group.name)
         except BrokerError as error:

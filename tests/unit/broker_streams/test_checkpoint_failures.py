@@ -14,7 +14,8 @@ from broker_inmem import Broker, BrokerOptions, InmemSettings
 from broker_streams.context import Context
 from broker_streams.graph import Group, Input, Output, Persist, Visitor
 from broker_streams.partition import PartitionRunner
-from broker_streams.processor import Processor
+from broker_streams.processor import Processor, VisitAborted
+from broker_streams.stats import ProcessorState
 from broker_streams.stores.memory import Memory
 from broker_streams.view import View
 
@@ -57,7 +58,7 @@ async def prepare(bus: Bus) -> None:
 
 
 def processing(bus: Bus, checkpoint_interval: float = 0.01) -> Processor:
-    group = Group("counts", Input("numbers", Json(int), count), counts, sums)
+    group = Group("counts", Input("numbers", Json(int), count), counts, sums, Visitor("all", lambda ctx, meta: None))
     return Processor(bus, group, store=Memory(), checkpoint_interval=checkpoint_interval)
 
 
@@ -145,6 +146,55 @@ async def test_a_call_that_is_cancelled_while_it_undoes_leaves_the_partitions_ru
         await until(lambda: runner.undone == 1 and runner.engine.positions.get("numbers") == 10)
         await inside.write((runner,), patience=SECONDS)
         await until(lambda: view.get("key") == 10)
+
+
+class Refused:
+    """Commits that fail for good once they may."""
+
+    def __init__(self, commits: Any) -> None:
+        self.commits = commits
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        self.writes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.commits, name)
+
+    async def write(self, parts: Sequence[Any]) -> Any:
+        self.writes += 1
+        self.reached.set()
+        await self.go_on.wait()
+        raise ConnectionFailed("a fault", retriable=False)
+
+
+@pytest.mark.parametrize("how", ["stop", "visit", "run"])
+async def test_nothing_is_written_after_a_checkpoint_that_failed_for_good(bus: Bus, how: str) -> None:
+    processor = processing(bus, checkpoint_interval=3600.0)
+    refused: Any = None
+    with pytest.raises(ConnectionFailed):
+        async with processor:
+            await processor.ready()
+            inside: Any = vars(processor)["_checkpoints"]
+            refused = inside.commits = Refused(inside.commits)
+            runner = runner_of(processor)
+            await publish(bus, 10)
+            await until(lambda: runner.engine.positions.get("numbers") == 10)
+            visit: asyncio.Task[int] | None = None
+            if how == "visit":
+                visit = asyncio.create_task(processor.visit("all"))
+            else:
+                inside.wake()
+            async with asyncio.timeout(SECONDS):
+                await refused.reached.wait()
+            await publish(bus, 10)
+            await until(lambda: runner.engine.positions.get("numbers") == 20)
+            if how == "stop":
+                processor.stop()
+            refused.go_on.set()
+            if visit is not None:
+                with pytest.raises(VisitAborted):
+                    await visit
+            await until(lambda: processor.state is ProcessorState.STOPPED)
+    assert refused.writes == 1
 
 
 class Held:
