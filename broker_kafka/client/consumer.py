@@ -43,6 +43,7 @@ __all__ = [
     "ConsumerThread",
     "Pausing",
     "PollBefore",
+    "fetch_metadata",
     "guarded",
     "open_consumer",
 ]
@@ -66,6 +67,7 @@ _ASSIGN_SECONDS: Final = 60.0
 _LOST_SECONDS: Final = 5.0
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _REJOIN_PAUSE: Final = 1.0
+_METADATA_SECONDS: Final = 1.0
 
 
 class ConsumerHost(Protocol):
@@ -457,6 +459,18 @@ def open_consumer(config: Mapping[str, Any], rebootstrapper: Rebootstrapper) -> 
         raise configuration_error(error, "Making a consumer", config) from error
     rebootstrapper.watch(consumer)
     return consumer
+
+
+def fetch_metadata(client: Consumer, topic: str) -> None:
+    """Have the client know the leaders of a topic, before its partitions are assigned without a group.
+
+    librdkafka looks for the leaders of such partitions once a second, so that the first record would come up to a
+    second late. Without an answer it goes on by itself.
+    """
+    try:
+        client.list_topics(topic, timeout=_METADATA_SECONDS)
+    except KafkaException as error:
+        logger.debug("Reading the metadata of %r: %s", topic, error)
 
 
 class PollBefore:

@@ -20,7 +20,7 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError, Closed, OffsetOutOfRange, OperationTimeout, Record, TopicPartition
 from broker.driver import RecordsOfRuns
-from broker_kafka.client.consumer import open_consumer
+from broker_kafka.client.consumer import fetch_metadata, open_consumer
 from broker_kafka.client.rebootstrap import Rebootstrapper
 from broker_kafka.client.thread import OwnerThread
 from broker_kafka.codec.record_run import NativeRun
@@ -31,6 +31,8 @@ __all__ = ["Chunk", "ReaderThread", "Use"]
 _POLL: Final = 0.2
 _AHEAD: Final = 1.0
 """Seconds for which a client fetches ahead after a range."""
+_KNOWN_SECONDS: Final = 30.0
+"""How long a client certainly remembers the metadata of a topic, of which it has nothing assigned."""
 _SOME: Final = 1000
 _MOST: Final = 1_000_000
 """The most records of one call; the client library refuses more."""
@@ -86,6 +88,8 @@ class ReaderThread(OwnerThread[Consumer]):
         self._config = config
         self._patience = patience
         self._place = TopicPartition("", -1)
+        self._known = "", 0.0
+        """The topic whose metadata were fetched last, and when."""
         self._stop_at = 0
         self._left = self._reading = Event()
         """Set when the newest read was abandoned, and the read that runs in the thread."""
@@ -128,6 +132,7 @@ class ReaderThread(OwnerThread[Consumer]):
             else:
                 if self._ahead is not None:
                     self._unassign(client)
+                self._look_up(client, place.topic)
                 client.assign([NativePartition(*place, start)])
             return self._take(client, most)
 
@@ -175,6 +180,13 @@ class ReaderThread(OwnerThread[Consumer]):
         if ahead is None or ahead.until <= monotonic():
             return Use.FREE
         return Use.OF_ITS_PARTITION if ahead.place == place else Use.OF_ANOTHER
+
+    def _look_up(self, client: Consumer, topic: str) -> None:
+        """Fetch the metadata of a topic that the client does not know, or may have forgotten."""
+        known, since = self._known
+        if topic != known or monotonic() - since > _KNOWN_SECONDS:
+            fetch_metadata(client, topic)
+            self._known = topic, monotonic()
 
     def _unassign(self, client: Consumer) -> None:
         self._ahead = None

@@ -15,7 +15,7 @@ from confluent_kafka import Message as NativeRecord
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError, OffsetOutOfRange, TopicPartition
-from broker_kafka.client.consumer import open_consumer
+from broker_kafka.client.consumer import fetch_metadata, open_consumer
 from broker_kafka.client.rebootstrap import Rebootstrapper
 from broker_kafka.client.thread import OwnerThread
 from broker_kafka.codec.record_run import NativeRun, runs_of
@@ -65,6 +65,7 @@ class FollowerThread(OwnerThread[Consumer]):
         """Read these partitions, too, from these positions on."""
 
         def assign(client: Consumer) -> None:
+            fetch_metadata(client, self._topic)
             try:
                 client.incremental_assign(
                     [NativePartition(self._topic, number, position) for number, position in positions.items()]
