@@ -7,8 +7,9 @@ turn.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from itertools import count as counting
 
@@ -55,8 +56,9 @@ async def measure_state(scale: float, rounds: int) -> Section:
         "State beside a log",
         "Ratios of records, commits or rows per second; times from publish to a reader of a log, and percent of a core "
         "of a process whose follower waits. Followers and reads of the log hand over batches of "
-        f"{_BATCH:,}. A commit follows {_COMMITTED} records, a write of a table has {_ROWS} rows and a checkpoint. "
-        f"Reads run after `gc.set_threshold({COLLECTED_AFTER})`, but where it says otherwise.",
+        f"{_BATCH:,}, and are measured from the first of them on. A commit follows {_COMMITTED} records, a write of a "
+        f"table has {_ROWS} rows and a checkpoint. Reads run after "
+        f"`gc.set_threshold({COLLECTED_AFTER})`, but where it says otherwise.",
     )
     async with open_kafka() as stage:
         count = max(20_000, int(1_000_000 * scale))
@@ -110,49 +112,61 @@ def _in_thousands(rate: Spread) -> Spread:
 
 
 async def _following(section: Section, name: str, bus: broker.Bus, topic: str, count: int, rounds: int) -> None:
-    base, follow = _reading(bus, topic, count), _followed(bus, topic, count)
+    """Both are measured from their first batch to the last, so that the time to open does not count as speed."""
+    opened: dict[str, list[float]] = {"follow": [], "log.read": []}
+    base = _reading(bus, topic, count, opened["log.read"])
+    follow = _followed(bus, topic, count, opened["follow"])
     pairs = await in_pairs(
         seldom_collected(base), {"follow": seldom_collected(follow)}, count=count, rounds=_many(rounds)
     )
     own, beside = pairs["follow"]
     _add(section, name, {"follow": own, "log.read, beside it": beside})
     section.findings.append(Finding(f"follow / log.read, {name}", own.times_rate_of(beside), "x", at_least=0.9))
+    for what, seconds in opened.items():
+        first = Spread.of([1e3 * each for each in seconds])
+        section.findings.append(Finding(f"from {what} to its first batch, {name}", first, "ms"))
 
 
-def _reading(bus: broker.Bus, topic: str, count: int) -> Variant:
-    async def read() -> None:
-        left = count
-        async for batch in bus.log.read(topic, 0, max_records=_BATCH):
-            for _key, _data, _offset in batch.rows(*_ROW):
-                pass
-            left -= len(batch)
-        if left:
-            raise RuntimeError(f"{left} records did not come")
-
+def _reading(bus: broker.Bus, topic: str, count: int, opened: list[float]) -> Variant:
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+        started = time.perf_counter()
+        batches = bus.log.read(topic, 0, max_records=_BATCH)
+        left = count - len(await anext(batches))
+        opened.append(time.perf_counter() - started)
+
+        async def read() -> None:
+            if left != sum([_use(batch) async for batch in batches]):
+                raise RuntimeError("Records did not come")
+
         yield read
 
     return variant
 
 
-def _followed(bus: broker.Bus, topic: str, count: int) -> Variant:
+def _followed(bus: broker.Bus, topic: str, count: int, opened: list[float]) -> Variant:
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
-        async with AsyncExitStack() as opened:
+        started = time.perf_counter()
+        async with bus.log.follow(topic) as log:
+            rest = count - len(await log.next_batch(_BATCH))
+            opened.append(time.perf_counter() - started)
 
             async def follow() -> None:
-                log = await opened.enter_async_context(bus.log.follow(topic))
-                left = count
+                left = rest
                 while left > 0:
-                    batch = await log.next_batch(_BATCH)
-                    for _key, _data, _offset in batch.rows(*_ROW):
-                        pass
-                    left -= len(batch)
+                    left -= _use(await log.next_batch(_BATCH))
 
             yield follow
 
     return variant
+
+
+def _use(batch: broker.RecordBatch) -> int:
+    """Read the columns of each record. Returns the number of records."""
+    for _key, _data, _offset in batch.rows(*_ROW):
+        pass
+    return len(batch)
 
 
 async def _tail(section: Section, name: str, bus: broker.Bus, scale: float, rounds: int) -> None:
@@ -365,8 +379,6 @@ def _consume(stage: KafkaStage, topic: str, count: int) -> Variant:
 
 async def _read_batches(log: broker.RecordConsumer, count: int) -> None:
     async for batch in log.batches():
-        for _key, _data, _offset in batch.rows(*_ROW):
-            pass
-        count -= len(batch)
+        count -= _use(batch)
         if count <= 0:
             break
