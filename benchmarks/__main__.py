@@ -1,7 +1,8 @@
 """`python -m benchmarks`: runs the benchmarks, prints the results, writes `docs/performance.md` and its plot.
 
 With `--quick` every benchmark runs on few messages, which only shows that it works, and the page is written only with
-`--output`. The exit status is 0 even if a target is missed, because a busy machine misses targets.
+`--output`. `python -m benchmarks state --output docs` updates one section. The exit status is 0 even if a target is
+missed, because a busy machine misses targets.
 """
 
 from __future__ import annotations

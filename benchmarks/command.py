@@ -24,6 +24,7 @@ class Arguments:
 
     :ivar names: names of benchmarks, in the given order; empty is all.
     :ivar scale: the fraction of its messages that each benchmark uses.
+    :ivar everything: whether no benchmark is left out.
     :ivar output: the directory of the page and the plot; None writes nothing.
     """
 
@@ -31,8 +32,8 @@ class Arguments:
         self.names: Sequence[str] = given.names
         self.quick: bool = given.quick
         self.scale, self.rounds = (_QUICK, 1) if given.quick else (1.0, int(given.rounds))
-        everything = not given.names or len(given.names) == len(known)
-        self.output: Path | None = given.output or (_DOCS if everything and not given.quick else None)
+        self.everything = not given.names or len(given.names) == len(known)
+        self.output: Path | None = given.output or (_DOCS if self.everything and not given.quick else None)
 
 
 def read_arguments(
@@ -48,7 +49,9 @@ def read_arguments(
     parser.add_argument("--quick", action="store_true", help="few messages, one round: does it run?")
     parser.add_argument("--rounds", type=int, default=rounds, help="how often each variant runs (%(default)s)")
     parser.add_argument(
-        "--output", type=Path, help="directory of the page and the plot (docs/, if all ran at full size)"
+        "--output",
+        type=Path,
+        help="directory of the page and the plot (docs/, if all ran at full size); some update their sections",
     )
     given = parser.parse_args(arguments)
     unknown = [name for name in given.names if name not in known]
@@ -69,6 +72,8 @@ def conclude(
 ) -> None:
     """Write `NAME.md` and `NAME.png` if requested, and print the missed targets.
 
+    If only some benchmarks ran, their sections replace those of a page that is there already.
+
     :param started: start time, by `time.perf_counter`.
     :param load: the load average before the start.
     """
@@ -76,9 +81,13 @@ def conclude(
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
         text, picture = options.output / f"{name}.md", options.output / f"{name}.png"
-        drawn = plot.draw(sections, picture)
-        shown = picture if drawn else None
-        report.write(sections, text, shown, rounds=options.rounds, seconds=seconds, load=load, page=page)
+        drawn = False
+        if text.exists() and not options.everything:
+            report.update(sections, text, rounds=options.rounds, load=load)
+        else:
+            drawn = plot.draw(sections, picture)
+            shown = picture if drawn else None
+            report.write(sections, text, shown, rounds=options.rounds, seconds=seconds, load=load, page=page)
         console.print(f"Written: {text}, {picture}" if drawn else f"Written: {text}")
     missed = [finding.what for section in sections for finding in section.findings if finding.verdict == "MISSED"]
     console.print(f"{len(missed)} bars missed, {seconds:.0f} s in all" + "".join(f"\n  {what}" for what in missed))

@@ -1,12 +1,13 @@
 """The results: figures, targets and verdicts, as a table in the terminal and in Markdown.
 
-Pure, except that `print_section` prints and `write` writes a file.
+Pure, except that `print_section` prints, and `write` and `update` write a file.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from rich.table import Table as _RichTable
 
 from benchmarks.measure import Series, Spread
 
-__all__ = ["Curve", "Finding", "Page", "Section", "Table", "print_section", "write"]
+__all__ = ["Curve", "Finding", "Page", "Section", "Table", "print_section", "update", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,21 +178,35 @@ def write(
     if picture is not None:
         lines += [f"![Measured against the bars]({picture.name})", ""]
     for section in sections:
-        lines += [f"## {section.title}", "", _wrapped(section.text), ""]
-        if section.findings:
-            lines += _table(
-                ("What", "Bar", "Median", "Spread", "Verdict"),
-                [(f.what, f.bar, f.median, f.spread, f.verdict) for f in section.findings],
-            )
-        for number, table in enumerate(section.tables):
-            lines += [""] if number or section.findings else []
-            lines += _table(table.header, table.rows)
-        if section.runs:
-            lines += ["", "<details><summary>All runs</summary>", ""]
-            lines += _table(("Variant", "Messages", "k messages/s", "CPU µs per message"), _rows(section))
-            lines += ["", "</details>"]
-        lines.append("")
+        lines += _lines_of(section, section.text)
     path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def update(sections: Sequence[Section], path: Path, *, rounds: int, load: float) -> None:
+    """Replace these sections of a page that was written before, or add them at its end. The plot stays as it is."""
+    head, *parts = re.split(r"^(?=## )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    by_title = {part.partition("\n")[0]: part.strip() for part in parts}
+    when = f"Measured on {datetime.now(UTC):%Y-%m-%d}, {rounds} rounds; load average before it began: {load:.1f}."
+    for section in sections:
+        by_title[f"## {section.title}"] = "\n".join(_lines_of(section, f"{section.text} {when}")).strip()
+    path.write_text(head + "\n\n".join(by_title.values()) + "\n", encoding="utf-8")
+
+
+def _lines_of(section: Section, text: str) -> list[str]:
+    lines = [f"## {section.title}", "", _wrapped(text), ""]
+    if section.findings:
+        lines += _table(
+            ("What", "Bar", "Median", "Spread", "Verdict"),
+            [(f.what, f.bar, f.median, f.spread, f.verdict) for f in section.findings],
+        )
+    for number, table in enumerate(section.tables):
+        lines += [""] if number or section.findings else []
+        lines += _table(table.header, table.rows)
+    if section.runs:
+        lines += ["", "<details><summary>All runs</summary>", ""]
+        lines += _table(("Variant", "Messages", "k messages/s", "CPU µs per message"), _rows(section))
+        lines += ["", "</details>"]
+    return [*lines, ""]
 
 
 def _wrapped(text: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.measure import Sample, Series, Spread, Variant, in_pairs
-from benchmarks.report import Finding, Section, write
+from benchmarks.report import Finding, Section, update, write
 from benchmarks.sections import BENCHMARKS
 
 pytestmark = pytest.mark.deep
@@ -134,3 +134,21 @@ def test_prose_is_wrapped_and_tables_are_not(tmp_path: Path) -> None:
     assert all(len(line) <= 120 for line in lines if not line.startswith("|"))
     assert text in page.replace("\n", " ")
     assert len([line for line in lines if "a long row" in line]) == 1
+
+
+def test_a_section_is_replaced_or_added(tmp_path: Path) -> None:
+    one = Spread(1.0, 1.0, 1.0)
+    written = [Section(title, f"About {title}.", findings=[Finding(f"{title} x", one, "x")]) for title in ("A", "B")]
+    page = tmp_path / "page.md"
+    write(written, page, None, rounds=3, seconds=60, load=0.5)
+    head = page.read_text().partition("## A")[0]
+    update([Section("A", "Again.", findings=[Finding("more", one, "s")]), Section("C", "New.")], page, rounds=2, load=7)
+    text = page.read_text()
+    assert text.startswith(head)
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## A", "## B", "## C"]
+    assert "A x" not in text
+    assert "| more | — | 1 s | 1 … 1 | — |" in text
+    assert "| B x | — | 1 x | 1 … 1 | — |" in text
+    assert text.count("2 rounds; load average before it began: 7.0.") == 2
+    assert text.endswith(".\n")
+    assert "\n\n\n" not in text
