@@ -8,7 +8,7 @@ longer: the read starts `MAX_DEPTH` entries earlier. Called in threads of the co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, Final
 
@@ -84,7 +84,8 @@ async def start_id(connection: Connection, topic_partition: TopicPartition, posi
     def look(begin: int, silence: float) -> tuple[int, bool]:
         reader = open_reader(connection.client, log, make_id(topic_partition.partition, begin))
         try:
-            return _find_start(reader, entry_at(position), entries_before(stats, position, 1), patience, silence)
+            last = entries_before(stats, position, 1)
+            return _find_start(reader, entry_at(position), last, patience, silence, connection.is_open)
         finally:
             reader.close()
 
@@ -106,7 +107,9 @@ async def start_id(connection: Connection, topic_partition: TopicPartition, posi
         raise translate(error, f"Reading {log.url!r}") from error
 
 
-def _find_start(reader: Reader, edge: int, last: int | None, patience: float, silence: float) -> tuple[int, bool]:
+def _find_start(
+    reader: Reader, edge: int, last: int | None, patience: float, silence: float, is_open: Callable[[], bool]
+) -> tuple[int, bool]:
     """The start of the first message at or after an edge, or the largest position if none arrives; and whether another
     one ends in the entry before the edge.
 
@@ -118,7 +121,7 @@ def _find_start(reader: Reader, edge: int, last: int | None, patience: float, si
         try:
             message_id = reader.read_next(_WAIT).message_id()
         except pulsar.Timeout:
-            if not has_more(reader, patience):
+            if not has_more(reader, patience, is_open):
                 break
             continue
         deadline = monotonic() + silence

@@ -2,11 +2,19 @@
 
 The client wraps each received message in a Python object and unwraps it at each ack. The object of its extension has
 the same methods, so `extension_of` avoids the wrapper and `wrapped` adds it for applications. Both use private names
-of the client; without them messages stay wrapped. Reader functions block.
+of the client; without them messages stay wrapped. `seek` and the functions of readers block.
+
+The client never answers some requests of a consumer that is closed meanwhile, such as a seek that waits for a
+reconnect, and its own blocking calls then poll forever. A thread in one of them keeps the process from ending; a daemon
+thread aborts it, since the interpreter unwinds it at exit and C++ does not allow that there. So these requests are made
+asynchronously, and the wait ends when the caller is closed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any, Final, TypeAlias
 
@@ -27,6 +35,7 @@ __all__ = [
     "has_more",
     "open_reader",
     "pulsar",
+    "seek",
     "wrapped",
 ]
 
@@ -55,6 +64,8 @@ def wrapped(message: Message) -> Message:
 
 _QUEUE: Final = 1000
 _AGAIN: Final = 0.02
+_CHECK: Final = 0.1
+"""Seconds between two looks at whether the caller still waits."""
 
 
 def open_reader(client: Client, log: TopicPath, start: Any, *, compacted: bool = False) -> Reader:
@@ -72,18 +83,51 @@ def open_reader(client: Client, log: TopicPath, start: Any, *, compacted: bool =
     )
 
 
-def has_more(reader: Reader, patience: float) -> bool:
+def has_more(reader: Reader, patience: float, is_open: Callable[[], bool]) -> bool:
     """Whether a message follows the reader's position. Blocks.
 
     After a seek or a reload of the topic the broker does not know the reader until it has reconnected.
 
     :param patience: seconds to wait for that.
+    :param is_open: whether the caller still waits.
+    :raises AlreadyClosed: the caller does not.
     """
     deadline = monotonic() + patience
     while True:
         try:
-            return reader.has_message_available()
+            return _answer(_reader_extension(reader).has_message_available_async, is_open)
         except pulsar.BrokerMetadataError:
             if monotonic() >= deadline:
                 raise
             sleep(_AGAIN)
+
+
+def seek(consumer: Consumer | Reader, target: MessageId | int, is_open: Callable[[], bool]) -> None:
+    """Move a consumer or reader to a message id or to a time in milliseconds. Blocks.
+
+    :param is_open: whether the caller still waits.
+    :raises AlreadyClosed: the caller does not.
+    """
+    extension = _reader_extension(consumer) if isinstance(consumer, pulsar.Reader) else extension_of(consumer)
+    place = target if isinstance(target, int) else target._msg_id
+    _answer(lambda answer: extension.seek_async(place, answer), is_open)
+
+
+def _reader_extension(reader: Reader) -> Reader:
+    return reader._reader
+
+
+def _answer(request: Callable[[Callable[..., object]], object], is_open: Callable[[], bool]) -> Any:
+    """The value of the answer to an asynchronous request; None if it has none.
+
+    :raises PulsarException: the request failed. :raises AlreadyClosed: `is_open` was false first.
+    """
+    answers: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+    request(lambda *answer: answers.put(answer))
+    while is_open():
+        with suppress(Empty):
+            result, *values = answers.get(timeout=_CHECK)
+            if result != pulsar.Result.Ok:
+                raise getattr(exceptions, result.name)(f"Pulsar error: {result.name}")
+            return values[0] if values else None
+    raise exceptions.AlreadyClosed("Closed before the client answered")

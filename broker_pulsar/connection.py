@@ -81,6 +81,10 @@ class Connection:
             raise Closed("The Pulsar connection is not open")
         return self._client
 
+    def is_open(self) -> bool:
+        """Whether the client is open. Any thread."""
+        return self._client is not None
+
     async def open(self) -> None:
         """Probe broker and HTTP API, and create the client.
 

@@ -175,7 +175,8 @@ class PulsarLogFollower(ReceivingSource):
         for partition in tuple(self._partitions.values()):
             if partition.reached >= partition.end or partition.buffer or self._closed:
                 continue
-            more = await partition.receiver.call(partial(has_more, partition.receiver.consumer.reader, patience))
+            receiver = partition.receiver
+            more = await receiver.call(partial(has_more, receiver.consumer.reader, patience, receiver.is_open))
             if not more and not partition.buffer:
                 partition.reached = partition.end
 

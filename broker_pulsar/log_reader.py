@@ -30,7 +30,7 @@ from broker_pulsar.chunked_messages import (
     search_depth,
 )
 from broker_pulsar.client import Message as NativeMessage
-from broker_pulsar.client import Reader, has_more, open_reader, pulsar
+from broker_pulsar.client import Reader, has_more, open_reader, pulsar, seek
 from broker_pulsar.codec import LogView, data_of, key_of
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
@@ -79,6 +79,7 @@ class _Read:
         stop: int,
         stats: Mapping[str, Any],
         patience: float,
+        is_open: Callable[[], bool],
         reopen: Callable[[int], Reader] | None,
     ) -> None:
         self._reader = reader
@@ -89,6 +90,7 @@ class _Read:
         self.newest_stats = stats
         """The `internalStats` of the last check for removed records."""
         self._patience = patience
+        self._is_open = is_open
         self._reopen = reopen
         self._last: Any = None
         self._next = start
@@ -117,7 +119,7 @@ class _Read:
             except pulsar.Timeout:
                 silent = monotonic() - last_arrival
                 # After the range there may be chunks of an incomplete message.
-                if self._position() >= self.stop or not has_more(self._reader, self._patience):
+                if self._position() >= self.stop or not has_more(self._reader, self._patience, self._is_open):
                     if not (self._is_missing_entry(self.stop) and self._step_back()):
                         self.done = True
                         self.gaps.append((self._position(), self.stop))
@@ -235,6 +237,7 @@ class PulsarLogReader:
             stop,
             stats,
             patience,
+            self._connection.is_open,
             None if compacted else lambda position: open_reader(client, log, make_id(partition, position)),
         )
         ahead: asyncio.Task[list[Record[Any]]] | None = None
@@ -313,11 +316,11 @@ class PulsarLogReader:
         moment = max(0, milliseconds(time + _ALMOST))
         reader = await self._open(log, pulsar.MessageId.earliest)
 
-        patience = self._connection.settings.request_timeout
+        patience, is_open = self._connection.settings.request_timeout, self._connection.is_open
 
         def find() -> int:
-            reader.seek(moment)
-            while has_more(reader, patience):
+            seek(reader, moment, is_open)
+            while has_more(reader, patience, is_open):
                 raw = reader.read_next(round(patience * 1000))
                 # Messages that were queued before the seek may still arrive.
                 if raw.publish_timestamp() >= moment:

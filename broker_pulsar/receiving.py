@@ -12,7 +12,7 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from broker import BrokerError, Closed, ConnectionFailed
@@ -59,9 +59,15 @@ class Receiver:
         self._receive = False
         self._stopping = False
         self._calls: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._results: set[asyncio.Future[Any]] = set()
+        """Of calls that wait or run."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="broker-pulsar-receiver", daemon=True)
         self._thread.start()
+
+    def is_open(self) -> bool:
+        """Whether it is not being closed. Any thread."""
+        return not self._stopping
 
     def request(self) -> None:
         """Request one batch; a repeated request before it arrives has no effect."""
@@ -71,17 +77,19 @@ class Receiver:
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function in the thread, between receives; later messages need a new `request`.
 
-        :raises Closed: the consumer ended first. :raises BrokerError: the client's error.
+        :raises Closed: the receiver was closed, or ended, before the function. :raises BrokerError: the client's error.
         """
         if self._stopping or self._ended.done():
             raise Closed(f"{self._what} was closed")
         future: asyncio.Future[Any] = self._loop.create_future()
+        self._results.add(future)
+        future.add_done_callback(self._results.discard)
         self._calls.append((function, future))
         self._wake.set()
         return await future
 
     async def close(self, connection: Connection) -> None:
-        """Close the consumer, which releases unsettled messages, and end the thread."""
+        """Close the consumer, which releases unsettled messages, end the thread, and all calls with Closed."""
         if self._stopping:
             await asyncio.shield(self._ended)
             return
@@ -91,6 +99,8 @@ class Receiver:
         closing = asyncio.ensure_future(connection.call(self._close))
         await asyncio.wait({closing}, timeout=_STOP)
         await asyncio.wait({self._ended}, timeout=_STOP)
+        # The thread may be held up by the client.
+        self._finish()
 
     def _close(self) -> None:
         try:
@@ -129,7 +139,7 @@ class Receiver:
         self._call_loop(lambda: self._listener.arrived(self, messages))
 
     def _run_calls(self) -> None:
-        while self._calls:
+        while self._calls and not self._stopping:
             function, future = self._calls.popleft()
             try:
                 result = function()
@@ -151,8 +161,8 @@ class Receiver:
             return  # The loop has ended; no caller waits.
 
     def _finish(self) -> None:
-        while self._calls:
-            _, future = self._calls.popleft()
+        self._calls.clear()
+        for future in tuple(self._results):
             if not future.done():
                 future.set_exception(Closed(f"{self._what} was closed"))
         if not self._ended.done():
@@ -173,6 +183,8 @@ class ReceivingSource(ABC):
         self._waker = Waker()
         self._failure: BrokerError | None = None
         self._tasks = TaskSet("broker-pulsar-source", lambda error: self._fail(translate(error, what)))
+        self._operations: set[asyncio.Future[Any]] = set()
+        """What callers of `_until_closed` wait for."""
         self._unwatch: list[Callable[[], None]] = []
         self._interrupted = self._fetching = self._closed = False
 
@@ -241,12 +253,31 @@ class ReceivingSource(ABC):
         self._waker.wake()
 
     def _stop(self) -> None:
-        """End a waiting fetch and all background work."""
+        """End a waiting fetch, operations, and all background work."""
         self._closed = True
         for unwatch in self._unwatch:
             unwatch()
         self._waker.wake()
         self._tasks.cancel()
+        for operation in self._operations:
+            operation.cancel()
+
+    async def _until_closed(self, operation: Coroutine[Any, Any, T]) -> T:
+        """The result of an operation, which a close of the source cancels.
+
+        :raises Closed: it did.
+        """
+        running = asyncio.ensure_future(operation)
+        self._operations.add(running)
+        running.add_done_callback(self._operations.discard)
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
+        if running.cancelled():
+            raise Closed(f"{self._what} was closed")
+        return running.result()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from broker_pulsar.assigned_partition import (
 )
 from broker_pulsar.chunked_messages import start_id
 from broker_pulsar.client import Message as NativeMessage
-from broker_pulsar.client import pulsar
+from broker_pulsar.client import pulsar, seek
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import seek_error, translate
 from broker_pulsar.log_stats import backlog, committed_position, cursor_position, first_entry, log_bounds
@@ -242,6 +243,9 @@ class PulsarRecordSource(ReceivingSource):
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         self._check_open()
+        await self._until_closed(self._seek(positions))
+
+    async def _seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         targets: dict[AssignedPartition, int] = {}
         for topic_partition, position in positions.items():
             partition = self._partitions.get(topic_partition)
@@ -287,7 +291,7 @@ class PulsarRecordSource(ReceivingSource):
         backoff, until = Backoff(0.05, 1.0), self._loop.time() + _SEEK_SECONDS
         while True:
             try:
-                await receiver.call(lambda: receiver.consumer.seek(target))
+                await receiver.call(partial(seek, receiver.consumer, target, receiver.is_open))
                 return
             except BrokerError as error:
                 failure = seek_error(error)

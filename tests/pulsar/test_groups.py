@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from broker.driver.contract import TopicPartition
 from broker.reading.record_consumer import RecordConsumer
 from broker.testing.waiting import eventually, numbered
 from broker_pulsar.assigned_partition import AssignedPartition
-from broker_pulsar.client import exceptions, pulsar
+from broker_pulsar.client import exceptions, pulsar, seek
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")
@@ -149,16 +149,16 @@ async def test_records_below_another_members_seek_are_redelivered(
 async def test_a_seek_waits_while_the_broker_moves_the_cursor_for_another_client(
     bus: Bus, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seek, refusals = pulsar.Consumer.seek, [exceptions.UnknownError, exceptions.NotConnected]
+    refusals = [exceptions.UnknownError, exceptions.NotConnected]
 
-    def refused_first(self: Any, target: Any) -> None:
+    def refused_first(consumer: Any, target: Any, is_open: Callable[[], bool]) -> None:
         if refusals:
             raise refusals.pop()("Error when resetting subscription")
-        seek(self, target)
+        seek(consumer, target, is_open)
 
     bodies = numbered(4)
     receipts = await bus.topic(topic).publish_batch(bodies)
-    monkeypatch.setattr(pulsar.Consumer, "seek", refused_first)
+    monkeypatch.setattr("broker_pulsar.records.seek", refused_first)
     async with bus.records(topic, group="billing") as log:
         assert await data_of(log, 4) == bodies
         await log.seek({TopicPartition(topic, 0): receipts[2].offset})
