@@ -212,10 +212,14 @@ class InmemRecordSource(Fetching[Record[Any]]):
                     self._partitions[partition] = _Assigned(positions[partition], generation)
                 self._listener.assigned(partitions)
             elif kind == "revoking":
-                mine = [partition for partition in partitions if partition in self._partitions]
+                # A member that was cut off may have lost them since.
+                losses = [notice for notice in self._notices if notice.kind in {"lost", "expelled"}]
+                gone = {partition for notice in losses for partition in notice.partitions}
+                mine = [each for each in partitions if each in self._partitions and each not in gone]
                 for partition in mine:
                     self._partitions[partition].revoking = True
-                self._revocations.spawn(self._revoke(mine))
+                if mine:
+                    self._revocations.spawn(self._revoke(mine))
             else:
                 self._lose([partition for partition in partitions if partition in self._partitions])
                 if kind == "expelled":
