@@ -3,7 +3,8 @@
 The server pins the partition's durable to one client. A newly pinned member resets the durable to its committed
 position before it returns records, so the unfinished records of a dead member come first and in order. The answers to
 keep-alive pulls prove the pin. Records are returned, and commits sent, only while the last proof is younger than
-`owner_timeout`, or after a new check, so a member that was frozen notices its loss first. All calls run on the event
+`owner_timeout`, or after a new check, so a member that was frozen notices its loss first. Each assignment is marked on
+the durable, so a loss is noticed also if the partition is free again. All calls run on the event
 loop. Callbacks of the connection neither raise nor block. `verify`, `commit` and `seek` exclude each other and may run
 during a fetch.
 """
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker import BrokerError, LeaseLost, NotFound, Record, SettleError, TopicPartition
+from broker import BrokerError, LeaseLost, NotAuthorized, NotFound, Record, SettleError, TopicPartition
 from broker.driver import TaskSet, logger
 from broker_jetstream.codec import NULL, PIN, MessageView, NativeMessage, key_of, server_header, status_of
 from broker_jetstream.connection import Connection
@@ -119,6 +120,7 @@ class AssignedPartition:
         try:
             async with self._lock:
                 info = await self._positions.info()
+                self._positions.check(info, self.position)
                 self._pinned_elsewhere = bool(pinned_by(info))
                 if self._pinned_elsewhere:
                     return
@@ -237,14 +239,22 @@ class AssignedPartition:
                 self._pin, self._clean = b"", False
             elif owner != self._pin and not self._taking_over:
                 self._drop()
+        except LeaseLost:
+            self._drop()
         except BrokerError as error:
             logger.debug("%s: reading its owner: %s", self.description, error)
         finally:
             self._wake()
 
     async def _owner(self) -> bytes:
-        """The current pin; empty if no member is pinned."""
-        return pinned_by(await self._positions.info())
+        """The current pin; empty if no member is pinned.
+
+        :raises LeaseLost: no member is pinned, but another one has owned the partition.
+        """
+        found = await self._positions.info()
+        if not (owner := pinned_by(found)):
+            self._positions.check(found, self.position)
+        return owner
 
     async def _discard_fetched(self) -> None:
         """Discard fetched records and pulls; the next record is the first after a reset."""
@@ -291,7 +301,11 @@ class AssignedPartition:
                 return False
             begin = time.monotonic()
             await self._pulls.keep_alive(self._pin)
-            owner = await self._owner()
+            try:
+                owner = await self._owner()
+            except LeaseLost:
+                self._drop()
+                return False
             if self._epoch != self._connection.epoch or not self._pin or self._taking_over:
                 return False
             if owner == self._pin:
@@ -305,6 +319,26 @@ class AssignedPartition:
                 self._clean = False
                 self._wake()
             return False
+
+    async def check_loss(self) -> None:
+        """Report a loss if another member has owned the partition since its assignment; asks the server."""
+        if self._pin:
+            await self.verify()
+        else:
+            self._clean = False
+            await self._reset_if_free()
+
+    async def mark_owned(self) -> bool:
+        """Mark the partition as ours, before its assignment is reported; returns False if that failed."""
+        try:
+            await self._positions.mark_owned()
+        except NotAuthorized as error:
+            # Without the right a loss is noticed only while the new owner is there, or by its commits.
+            logger.debug("%s: marking its owner: %s", self.description, error)
+        except BrokerError as error:
+            logger.debug("%s: marking its owner: %s", self.description, error)
+            return False
+        return True
 
     def take(self, most: int, max_bytes: int, into: list[Record[Any]]) -> int:
         """Append buffered records to `into`, as far as they fit; returns their bytes."""

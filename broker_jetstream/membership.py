@@ -110,8 +110,8 @@ class Membership:
         greeted: Callable[[], None],
     ) -> None:
         self.id = token_hex(8)
-        self.stale = self._missed = False
-        self.listening_since = self._alive_at = time.monotonic()
+        self.stale = self._missed = self._unheard = False
+        self.listening_since = self._alive_at = self._echoed_at = time.monotonic()
         self._connection = connection
         self._subject = f"anybroker.group.{stream}.{group}"
         self._changed = changed
@@ -202,6 +202,7 @@ class Membership:
         except (ValueError, RecursionError):
             return  # any client of the account may publish here
         if announcement.id == self.id:
+            self._note_echo()
             if (back := self._marks.get(announcement.mark)) is not None and not back.done():
                 back.set_result(None)
             return
@@ -231,6 +232,18 @@ class Membership:
         if announcement.hello:
             self._greeted = True
             self._call_greeted()
+
+    def _note_echo(self) -> None:
+        now = time.monotonic()
+        if now - self._echoed_at > self._connection.settings.owner_timeout / 2:
+            self._unheard = True
+            self._changed()
+        self._echoed_at = now
+
+    def take_unheard(self) -> bool:
+        """Whether the other members may have counted this one as gone since the last call."""
+        unheard, self._unheard = self._unheard, False
+        return unheard
 
     def take_greeting(self) -> bool:
         """Whether a new member said hello since the last call."""

@@ -137,6 +137,7 @@ class JetStreamRecordSource:
         self._turn = 0
         self._ticker: asyncio.Task[None] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
+        self._reporting = asyncio.Lock()
         self._wake_ticker = asyncio.Event()
         self._greeted = asyncio.Event()
         self._remove_callback = connection.on_connected(self._reconnected)
@@ -167,7 +168,7 @@ class JetStreamRecordSource:
             any(partition.is_pending for partition in self._unreported()) and (left := deadline - time.monotonic()) > 0
         ):
             await self._wait(left)
-        self._report_assigned()
+        await self._report_assigned()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="broker-jetstream-group")
 
     async def _join(self, starts: Mapping[str, Start]) -> None:
@@ -247,7 +248,7 @@ class JetStreamRecordSource:
             self._fetching = self._interrupted = False
 
     async def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
-        self._report_assigned()
+        await self._report_assigned()
         records: list[Record[Any]] = []
         active = [partition for partition in self._partitions() if partition.claimed and not partition.paused]
         if not active:
@@ -359,11 +360,13 @@ class JetStreamRecordSource:
 
     async def _rebalance(self) -> None:
         for share in self._shares():
+            if share.membership.take_unheard():
+                await asyncio.gather(*(partition.check_loss() for partition in share.partitions))
             if share.claims is None:
                 await self._rebalance_topic(share)
             else:
                 await self._rebalance_numbers(share, share.claims)
-        self._report_assigned()
+        await self._report_assigned()
 
     async def _rebalance_topic(self, share: _Share) -> None:
         """Divide the partitions of a topic: the server's pins decide."""
@@ -374,7 +377,7 @@ class JetStreamRecordSource:
         for number in {*membership.pinned_elsewhere(owned), *surplus}:
             # A member that was cut off for too long must report a loss, not a release.
             for partition in tuple(owned.get(number, {}).values()):
-                await partition.verify()
+                await partition.check_loss()
         step = plan(membership.id, owned, membership.others(), share.count, share.salt)
         # Partitions pinned elsewhere were verified above.
         await self._release(share, set(step.release) - set(membership.pinned_elsewhere(owned)))
@@ -391,6 +394,8 @@ class JetStreamRecordSource:
         if step.release:
             # A member that was frozen must report a loss, not a release.
             await membership.receive_all()
+            for partition in [each for number in step.release for each in share.owned.get(number, {}).values()]:
+                await partition.check_loss()
         for number in claims.overtaken(membership.terms_of_others()):
             self._yield(share, number)
         step = plan(membership.id, claims.terms, membership.others(), share.count, share.salt)
@@ -453,18 +458,28 @@ class JetStreamRecordSource:
     def _unreported(self) -> list[AssignedPartition]:
         return [partition for partition in self._partitions() if partition.claimed and not partition.reported]
 
-    def _report_assigned(self) -> None:
+    async def _report_assigned(self) -> None:
         """Report assigned partitions: all in one call, unless some stay pending for longer than a pin lasts."""
+        if not self._unreported() or self._reporting.locked():
+            return
+        async with self._reporting:
+            ready = self._reportable()
+            marked = await asyncio.gather(*(partition.mark_owned() for partition in ready))
+            still = self._reportable()
+            ready = [partition for partition, done in zip(ready, marked, strict=True) if done and partition in still]
+            if ready:
+                for partition in ready:
+                    partition.reported = True
+                self._listener.assigned([partition.topic_partition for partition in ready])
+                self._waker.wake()
+
+    def _reportable(self) -> list[AssignedPartition]:
         unreported = self._unreported()
         ready = [each for each in unreported if self._topics[each.layout.topic].is_ready(each.number)]
         if len(ready) < len(unreported):
             patience = time.monotonic() - 1.5 * self._connection.settings.owner_timeout
             ready = [partition for partition in ready if partition.claimed_at < patience]
-        if ready:
-            for partition in ready:
-                partition.reported = True
-            self._listener.assigned([partition.topic_partition for partition in ready])
-            self._waker.wake()
+        return ready
 
     async def _release(self, share: _Share, numbers: Collection[int]) -> None:
         """Release partitions in order: stop returning records, let the core commit, then unpin."""

@@ -3,6 +3,9 @@
 All calls may be repeated. Creating a consumer that exists leaves it unchanged, except that a lease too short or a
 delivery limit too low is raised.
 
+Before a member of a group is assigned a partition it writes its mark into the metadata of the partition's durable. So a
+member that was frozen or cut off sees whether another has owned the partition since, also if it is free again.
+
 A group's position is the ack floor of the partition's durable. Where the floor cannot express it (the group starts or
 was sought elsewhere, or the server has forgotten the deliveries), it is stored in the durable's metadata, which takes
 precedence. `CommittedPosition` does no locking: the partition calls it under its own lock.
@@ -13,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from datetime import datetime
+from secrets import token_hex
 from typing import Any, Final
 
 from broker import ConnectionFailed, LeaseLost, NotFound, OffsetOutOfRange, SubscriptionNotFound, Unsupported
@@ -47,6 +51,8 @@ GROUP: Final = "owner"
 """The priority group of every pull of a record group."""
 _POSITION_KEY: Final = "anybroker-position"
 """Metadata of a durable whose committed position is not its ack floor."""
+_OWNER_KEY: Final = "anybroker-owner"
+"""Metadata of a durable that was assigned to a member: what that assignment wrote."""
 _FOREVER: Final = 3650 * 86_400 * NANOSECONDS
 _MAX_WAITING: Final = 8192
 
@@ -263,6 +269,7 @@ class CommittedPosition:
         self._base = 0
         self._committed: int | None = None
         self._has_mark = False
+        self._owner = ""
         self._reply: tuple[bytes, bytes] = (b"", b"")
 
     def delivered(self, reply: list[bytes], at: int) -> int | None:
@@ -292,16 +299,24 @@ class CommittedPosition:
         """Check that no other member had the partition meanwhile.
 
         :param position: the next offset that we would return.
-        :raises LeaseLost: another member has committed beyond it; continuing would undo its commits.
+        :raises LeaseLost: the partition was assigned to another member, or another member has committed beyond the
+            position; continuing would undo its work.
         """
         committed = committed_position(found)
-        if position is None or committed is None or committed == self._committed:
-            return
-        if committed > position:
+        owned = bool(self._owner) and _metadata(found).get(_OWNER_KEY) != self._owner
+        if not owned and position is not None and committed is not None and committed != self._committed:
+            owned = committed > position
+        if owned:
             raise LeaseLost(
                 f"{self._what} belonged to another member meanwhile",
                 advice="Its records are read from the committed position",
             )
+
+    async def mark_owned(self) -> None:
+        """Write that the partition is assigned to us: from now on `check` sees whether another member was its owner."""
+        mark = token_hex(8)
+        await self._write_metadata(_OWNER_KEY, mark)
+        self._owner = mark
 
     async def reset(self, position: int | None) -> dict[str, Any]:
         """Reset the durable to its committed position, or to `position` if that is lower; returns its state.
@@ -320,11 +335,12 @@ class CommittedPosition:
         """Reset the durable to a position, or to the committed one, without committing; returns the new position.
 
         :param pin: our last pin; empty if we were not pinned.
-        :raises LeaseLost: another member is pinned, and would read on at the position.
+        :raises LeaseLost: another member is pinned, and would read on at the position; or see `check`.
         """
         found = await self.info()
         if pin and pinned_by(found) not in {b"", pin}:
             raise belongs_to_another(self._what)
+        self.check(found, None)
         self._has_mark, self._committed = has_position_mark(found), committed_position(found)
         committed = self._committed or 1
         target = committed if position is None else max(position, 1)
@@ -368,13 +384,16 @@ class CommittedPosition:
 
     async def _mark(self, position: int | None) -> None:
         """Write the committed position into the durable's metadata, or remove it."""
+        await self._write_metadata(_POSITION_KEY, None if position is None else str(position))
+        self._has_mark = position is not None
+
+    async def _write_metadata(self, key: str, value: str | None) -> None:
         found = await self.info()
-        metadata = {name: value for name, value in _metadata(found).items() if name != _POSITION_KEY}
-        if position is not None:
-            metadata[_POSITION_KEY] = str(position)
+        metadata = {name: each for name, each in _metadata(found).items() if name != key}
+        if value is not None:
+            metadata[key] = value
         config: dict[str, Any] = {**found["config"], "metadata": metadata}
         await create(self._connection, self._layout, self._consumer, config, what=self._what)
-        self._has_mark = position is not None
 
     async def check_bounds(self, position: int) -> None:
         """:raises OffsetOutOfRange: the log does not hold that position."""
