@@ -18,6 +18,7 @@ from broker_pulsar.log_reader import make_record
 from broker_pulsar.log_stats import subscription_stats
 from broker_pulsar.message_ids import PER_ENTRY, make_id, next_position, offset_of, pack, unpack
 from broker_pulsar.receiving import Receiver
+from broker_pulsar.subscriptions import OWNER
 
 __all__ = [
     "AssignedPartition",
@@ -38,12 +39,19 @@ class PartitionState(NamedTuple):
     :ivar connection: the broker's name of our connection; empty if we are not connected.
     :ivar others: whether other consumers are connected.
     :ivar sent: messages that the broker sent us over that connection.
+    :ivar properties: the properties of the subscription.
     """
 
     active: str
     connection: str
     others: bool
     sent: int
+    properties: Mapping[str, str]
+
+    @property
+    def owner(self) -> str:
+        """The mark of the last assignment to one of our members; empty if there was none."""
+        return self.properties.get(OWNER, "")
 
 
 @reads_answer("The statistics of a log")
@@ -54,7 +62,8 @@ def partition_state(stats: Mapping[str, Any], group: str, consumer_name: str) ->
     ours = [each for each in consumers if each.get("consumerName") == consumer_name]
     connection = f"{ours[0].get('address')} {ours[0].get('connectedSince')}" if ours else ""
     sent = int(ours[0].get("msgOutCounter") or 0) if ours else 0
-    return PartitionState(str(found.get("activeConsumerName") or ""), connection, len(consumers) > len(ours), sent)
+    active, properties = str(found.get("activeConsumerName") or ""), dict(found.get("subscriptionProperties") or {})
+    return PartitionState(active, connection, len(consumers) > len(ours), sent, properties)
 
 
 class Change(Enum):
@@ -66,7 +75,7 @@ class Change(Enum):
     REVOKED = auto()
     """Another member became active while we were connected."""
     LOST = auto()
-    """Another member became active while we were disconnected."""
+    """Another member became active while we were disconnected, or has owned the partition since its assignment."""
 
 
 class AssignedPartition:
@@ -85,6 +94,8 @@ class AssignedPartition:
         """`changing`: during an assignment, revocation or seek, arriving records are dropped."""
         self.connection = ""
         """The broker's name of the connection over which we own the partition."""
+        self.mark = ""
+        """The owner's mark when the partition was assigned to us."""
         self.has_received = False
         """Whether a record arrived since the last restart."""
         self.start: Final = start
@@ -183,6 +194,8 @@ class AssignedPartition:
 
     def detect_change(self, state: PartitionState) -> Change:
         """Compare our state with the broker's."""
+        if self.owned and state.owner not in {"", self.mark}:
+            return Change.LOST
         if state.active == self.consumer_name:
             return Change.NONE if self.owned else Change.ASSIGNED
         if not self.owned or not state.active:

@@ -1,7 +1,9 @@
 """The Record family: one member of a group, which is a Failover subscription with a consumer per partition.
 
 The broker assigns partitions and notifies its clients, but pulsar-client does not expose that. So the member reads the
-broker's statistics every `rebalance_interval`. A newly assigned partition starts at the committed position.
+broker's statistics every `rebalance_interval`. A newly assigned partition starts at the committed position. Each
+assignment is marked in the properties of the subscription, so a member that was frozen or cut off sees that another has
+owned its partition, also if it is free again.
 
 *Concurrency.* Everything runs on the loop; each consumer has a thread that only receives. *Order.* Records of a
 partition come in order, each once per assignment. *Commits* are cumulative acks, which the client sends later and the
@@ -19,7 +21,16 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
-from broker import BrokerError, NotFound, Record, SettleError, TopicNotFound, TopicPartition, TopicPattern
+from broker import (
+    BrokerError,
+    NotAuthorized,
+    NotFound,
+    Record,
+    SettleError,
+    TopicNotFound,
+    TopicPartition,
+    TopicPattern,
+)
 from broker.driver import Backoff, Ephemeral, RecordListener, RecordSubscription, Start, logger, not_assigned
 from broker_pulsar import subscriptions
 from broker_pulsar.assigned_partition import (
@@ -438,6 +449,7 @@ class PulsarRecordSource(ReceivingSource):
             # The former owner notices as late as we do, and may still commit.
             await asyncio.sleep(2 * self._connection.settings.rebalance_interval)
         await asyncio.gather(*(self._rewind(partition) for partition, _ in found))
+        await asyncio.gather(*(self._mark_owned(partition, state) for partition, state in found))
         if self._closed:
             return
         for partition, state in found:
@@ -445,6 +457,16 @@ class PulsarRecordSource(ReceivingSource):
         self._listener.assigned([partition.topic_partition for partition, _ in found])
         for partition, _ in found:
             self._refill(partition)
+
+    async def _mark_owned(self, partition: AssignedPartition, state: PartitionState) -> None:
+        """Tell a former owner that it has lost the partition, which it also sees when the partition is free again."""
+        log = await self._connection.log(*partition.topic_partition)
+        try:
+            partition.mark = await subscriptions.mark_owner(self._connection, log, self.group, state.properties)
+        except NotAuthorized as error:
+            # Without the right a loss is noticed only while the new owner is there.
+            logger.debug("Group %r: marking an owner: %s", self.group, error)
+            partition.mark = state.owner
 
     async def _rewind(self, partition: AssignedPartition) -> None:
         receiver = partition.receiver

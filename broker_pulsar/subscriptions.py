@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from secrets import token_hex
 from typing import Final
 
 from broker import BrokerError, SubscriptionNotFound
@@ -18,11 +19,13 @@ from broker_pulsar.connection import Connection
 from broker_pulsar.names import EPHEMERAL, READERS, TopicPath, subscription_path
 
 __all__ = [
+    "OWNER",
     "create",
     "create_ephemeral",
     "delete",
     "delete_ephemeral",
     "list_names",
+    "mark_owner",
     "milliseconds",
     "require",
 ]
@@ -31,6 +34,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1}
 _MARK: Final = "anybroker-begins"
 """Property of a subscription whose cursor has yet to be moved to this ledger and entry."""
+OWNER: Final = "anybroker-owner"
+"""Property of a group's subscription: what the last assignment of the partition wrote."""
 _MARK_CHECKS: Final = 10
 _MARK_PAUSE: Final = 0.1
 _UNDO_SECONDS: Final = 3.0
@@ -77,6 +82,16 @@ async def _create_at(connection: Connection, log: TopicPath, name: str, start: d
         await asyncio.sleep(_MARK_PAUSE)
     await http.request("POST", f"{path}/resetcursor", what, place)
     await http.request("PUT", f"{path}/properties", what, {})
+
+
+async def mark_owner(connection: Connection, log: TopicPath, name: str, properties: Mapping[str, str]) -> str:
+    """Write that a partition of a group is assigned anew; returns the mark.
+
+    :param properties: those that the subscription has.
+    """
+    mark, path = token_hex(8), f"{subscription_path(log, name)}/properties"
+    await connection.http.request("PUT", path, f"Group {name!r} of {log.url!r}", {**properties, OWNER: mark})
+    return mark
 
 
 async def create_ephemeral(connection: Connection, topic: str, name: str, start: Start) -> None:

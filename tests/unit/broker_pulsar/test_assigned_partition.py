@@ -11,6 +11,7 @@ from broker.driver.contract import TopicPartition
 from broker_pulsar.assigned_partition import AssignedPartition, Change, PartitionState
 from broker_pulsar.client import pulsar
 from broker_pulsar.message_ids import pack
+from broker_pulsar.subscriptions import OWNER
 
 LEDGER = 7
 NO_RECEIVER: Any = None
@@ -141,4 +142,19 @@ def test_redelivery_is_requested_at_each_check_while_misaligned() -> None:
 def test_changes_of_the_assignment(active: str, connection: str, owned: bool, change: Change) -> None:
     partition = AssignedPartition(TopicPartition("t", 0), "me", NO_RECEIVER, None)
     partition.owned, partition.connection = owned, "first"
-    assert partition.detect_change(PartitionState(active, connection, others=True, sent=0)) is change
+    assert partition.detect_change(PartitionState(active, connection, others=True, sent=0, properties={})) is change
+
+
+@pytest.mark.parametrize("active", ["me", "other", ""])
+@pytest.mark.parametrize(("found", "lost"), [({}, False), ({OWNER: "ours"}, False), ({OWNER: "theirs"}, True)])
+def test_the_mark_of_another_owner_is_a_loss(active: str, found: dict[str, str], lost: bool) -> None:
+    partition = AssignedPartition(TopicPartition("t", 0), "me", NO_RECEIVER, None)
+    partition.owned, partition.connection, partition.mark = True, "first", "ours"
+    change = partition.detect_change(PartitionState(active, "first", others=True, sent=0, properties=found))
+    assert (change is Change.LOST) is lost
+
+
+def test_the_mark_of_the_owner_before_is_no_loss() -> None:
+    partition = AssignedPartition(TopicPartition("t", 0), "me", NO_RECEIVER, None)
+    state = PartitionState("me", "first", others=False, sent=0, properties={OWNER: "theirs"})
+    assert partition.detect_change(state) is Change.ASSIGNED
