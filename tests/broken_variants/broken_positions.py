@@ -41,6 +41,44 @@ class _Polite(Wrapped):
         asyncio.get_running_loop().create_task(self.inner.revoking(partitions, asyncio.get_running_loop().time() + 1))
 
 
+@breaks("assigning.lost-when-free-again", healthy="assigning.lost-differs-from-revoking")
+class ReleasesWhatComesBack(BrokenBackend):
+    """Lost partitions that are assigned again at once are reported as being revoked."""
+
+    async def join(self, subscription: RecordSubscription, listener: Any) -> Any:
+        return await self.inner.join(subscription, _Forgiving(listener))
+
+
+class _Forgiving(Wrapped):
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._losses: list[TopicPartition] = []
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._losses.extend(partitions)
+        asyncio.get_running_loop().call_soon(self._report)
+
+    def _report(self) -> None:
+        losses, self._losses = self._losses, []
+        self.inner.lost(losses)
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        back, self._losses = self._losses, []
+        if back:
+            DoesNotAwaitAssigned.running.spawn(self._move(back, partitions))
+        else:
+            self.inner.assigned(partitions)
+
+    async def _move(self, back: Sequence[TopicPartition], partitions: Sequence[TopicPartition]) -> None:
+        await self.inner.revoking(back, asyncio.get_running_loop().time() + 1)
+        self.inner.assigned(partitions)
+
+
+@breaks("copartitions.lost-when-free-again", healthy="copartitions.different-counts-are-refused")
+class ReleasesNumbersThatComeBack(ReleasesWhatComesBack):
+    """Lost numbers that are assigned again at once are reported as being revoked."""
+
+
 @breaks("records.own-positions-are-committed", healthy="records.no-automatic-commits")
 class CommitsOneMore(BrokenRecords):
     """A commit stores one position more."""

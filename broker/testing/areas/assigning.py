@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,31 @@ from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
 from broker.testing.waiting import eventually, numbered, read
 
-__all__ = ["Assigning"]
+__all__ = ["Assigning", "check_lost_when_free_again"]
+
+
+class _Calls:
+    """The calls of the callbacks, in order."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[str, TopicPartition]] = []
+        self.callbacks: dict[str, Any] = {
+            f"on_{kind}": self._callback(kind) for kind in ("assigned", "revoking", "lost")
+        }
+
+    def _callback(self, kind: str) -> Callable[[Sequence[TopicPartition]], Awaitable[None]]:
+        async def note(partitions: Sequence[TopicPartition]) -> None:
+            self._calls.extend((kind, partition) for partition in partitions)
+
+        return note
+
+    def of(self, kind: str) -> list[TopicPartition]:
+        """The partitions of the calls of `on_<kind>`."""
+        return [partition for each, partition in self._calls if each == kind]
+
+    def about(self, partition: TopicPartition) -> list[str]:
+        """What was called for a partition."""
+        return [kind for kind, each in self._calls if each == partition]
 
 
 class Assigning(ConformanceCase):
@@ -57,39 +81,61 @@ class Assigning(ConformanceCase):
         first, second = await harness.connect(short_lease=True), await harness.connect(short_lease=True)
         topic = await harness.topic(partitions=2)
         await first.topic(topic).publish_batch(numbered(40))
-        calls: list[tuple[str, TopicPartition]] = []
-
-        async def on_assigned(partitions: Sequence[TopicPartition]) -> None:
-            calls.extend(("assigned", partition) for partition in partitions)
-
-        async def on_revoking(partitions: Sequence[TopicPartition]) -> None:
-            calls.extend(("revoking", partition) for partition in partitions)
-
-        async def on_lost(partitions: Sequence[TopicPartition]) -> None:
-            calls.extend(("lost", partition) for partition in partitions)
-
-        def of(kind: str) -> list[TopicPartition]:
-            return [partition for what, partition in calls if what == kind]
-
-        callbacks: dict[str, Any] = {"on_assigned": on_assigned, "on_revoking": on_revoking, "on_lost": on_lost}
-        async with first.records(topic, group="readers", **callbacks) as one:
+        calls = _Calls()
+        async with first.records(topic, group="readers", **calls.callbacks) as one:
             await eventually(lambda: len(one.assignment()) == 2, 3 * harness.patience, "the first assignment")
-            await eventually(lambda: len(of("assigned")) == 2, harness.patience, "the call of on_assigned")
+            await eventually(lambda: len(calls.of("assigned")) == 2, harness.patience, "the call of on_assigned")
             async with second.records(topic, group="readers") as two:
                 await eventually(lambda: len(two.assignment()) == 1, 3 * harness.patience, "a share for the second")
                 (moved,) = two.assignment()
-                assert of("revoking") == [moved]
-                assert of("lost") == []
-            await eventually(lambda: len(of("assigned")) == 3, 3 * harness.patience, "the return of the partition")
+                assert calls.of("revoking") == [moved]
+                assert calls.of("lost") == []
+            await eventually(
+                lambda: len(calls.of("assigned")) == 3, 3 * harness.patience, "the return of the partition"
+            )
             await read(one, 1, harness.patience)
             await harness.isolate(first)
             async with second.records(topic, group="readers") as two:
                 await eventually(lambda: len(two.assignment()) == 2, 6 * harness.patience, "the take-over")
                 await harness.heal(first)
-                await eventually(lambda: len(of("lost")) == 2, 3 * harness.patience, "the calls of on_lost")
+                await eventually(lambda: len(calls.of("lost")) == 2, 3 * harness.patience, "the calls of on_lost")
             await eventually(lambda: len(one.assignment()) == 2, 6 * harness.patience, "the second return")
-            await eventually(lambda: len(of("assigned")) >= 5, harness.patience, "the call of on_assigned")
+            await eventually(lambda: len(calls.of("assigned")) >= 5, harness.patience, "the call of on_assigned")
         for partition in (TopicPartition(topic, 0), TopicPartition(topic, 1)):
-            kinds = [kind for kind, each in calls if each == partition]
+            kinds = calls.about(partition)
             assert kinds[0] == "assigned"
             assert ("assigned", "assigned") not in set(pairwise(kinds)), "A release or a loss was not reported"
+
+    @requires("records.rebalance", "harness.isolate")
+    @promise(
+        "assigning.lost-when-free-again",
+        "`on_lost` comes before `on_assigned` also if the partitions are free again when the member learns of it.",
+        seconds=180,
+    )
+    async def test_lost_when_free_again(self, harness: Harness) -> None:
+        await check_lost_when_free_again(harness, copartitioned=False)
+
+
+async def check_lost_when_free_again(harness: Harness, *, copartitioned: bool) -> None:
+    """Cut a member off while another one owns its partitions for a while."""
+    first, second = await harness.connect(short_lease=True), await harness.connect(short_lease=True)
+    topics = [await harness.topic(partitions=2), await harness.topic(partitions=2)]
+    # The other topic stays empty.
+    messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(numbered(40))]
+    await first.topic(topics[0]).publish_batch(messages)
+    partitions = {TopicPartition(topic, number) for topic in topics for number in (0, 1)}
+    calls = _Calls()
+    options: dict[str, Any] = {"group": "readers", "copartitioned": copartitioned}
+    async with first.records(topics, **options, **calls.callbacks) as one:
+        await read(one, 40, 3 * harness.patience)
+        await eventually(lambda: set(calls.of("assigned")) == partitions, harness.patience, "the first assignment")
+        await harness.isolate(first)
+        async with second.records(topics, **options) as two:
+            # The first member continues where the second one has committed: the positions do not tell.
+            await read(two, 40, 6 * harness.patience)
+            await two.commit()
+            await eventually(lambda: set(two.assignment()) == partitions, 6 * harness.patience, "the take-over")
+        await harness.heal(first)
+        await eventually(lambda: len(calls.of("assigned")) >= 8, 6 * harness.patience, "the second assignment")
+    for partition in partitions:
+        assert calls.about(partition) == ["assigned", "lost", "assigned"]

@@ -14,6 +14,7 @@ from broker.bus import Bus
 from broker.driver.contract import TopicPartition
 from broker.errors import ConfigurationError, LeaseLost
 from broker.outbound import OutboundMessage
+from broker.testing.areas.assigning import check_lost_when_free_again
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
@@ -165,6 +166,15 @@ class Copartitions(ConformanceCase):
                 assert record is not None, f"Only {len(seen)} of 40 records were read"
                 seen.add(record.data)
         owners.check()
+
+    @requires("records.copartitioned", "records.rebalance", "harness.isolate")
+    @promise(
+        "copartitions.lost-when-free-again",
+        "A copartitioned member that was cut off hears of its loss also if its numbers are free again.",
+        seconds=240,
+    )
+    async def test_numbers_lost_when_free_again(self, harness: Harness) -> None:
+        await check_lost_when_free_again(harness, copartitioned=True)
 
     @requires("records.copartitioned")
     @promise(
