@@ -18,7 +18,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from broker import BrokerError, Closed, NotFound, Record, TopicNotFound, TopicPartition
-from broker.driver import RecordListener, Start, TaskSet, Waker, logger, not_assigned, pause
+from broker.driver import RecordListener, Start, TaskSet, Waker, logger, not_assigned, pause, seek_each
 from broker_jetstream import subscriptions
 from broker_jetstream.assigned_partition import AssignedPartition
 from broker_jetstream.connection import Connection
@@ -568,8 +568,11 @@ class JetStreamRecordSource:
             partition = self._owned(topic_partition)
             if position is not None:
                 await partition.check_bounds(position)
-        for topic_partition, position in positions.items():
-            await self._owned(topic_partition).seek(position)
+
+        async def move(topic_partition: TopicPartition) -> None:
+            await self._owned(topic_partition).seek(positions[topic_partition])
+
+        await seek_each(positions, move)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         self._paused.update(partitions)

@@ -31,7 +31,7 @@ from broker import (
     TopicPartition,
     TopicPattern,
 )
-from broker.driver import Backoff, Ephemeral, RecordListener, RecordSubscription, Start, logger, not_assigned
+from broker.driver import Backoff, Ephemeral, RecordListener, RecordSubscription, Start, logger, not_assigned, seek_each
 from broker_pulsar import subscriptions
 from broker_pulsar.assigned_partition import (
     AssignedPartition,
@@ -264,7 +264,12 @@ class PulsarRecordSource(ReceivingSource):
                 raise not_assigned(topic_partition, self.group, self.assignment())
             log = await self._connection.log(*topic_partition)
             targets[partition] = partition.target(position, await log_bounds(self._connection, log))
-        moving = asyncio.gather(*(self._seek_partition(partition, position) for partition, position in targets.items()))
+        by_place = {partition.topic_partition: partition for partition in targets}
+
+        async def move(place: TopicPartition) -> None:
+            await self._seek_partition(by_place[place], targets[by_place[place]])
+
+        moving = asyncio.ensure_future(seek_each(by_place, move))
         try:
             # Shielded: after half a seek, old and new records could not be distinguished.
             await asyncio.shield(moving)

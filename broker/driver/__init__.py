@@ -77,6 +77,7 @@ from broker.driver.private_files import (
     narrow_mode,
 )
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
+from broker.driver.seeking import PartialSeek, seek_each
 from broker.driver.tables import (
     CHECKPOINT_KEY,
     TableWriterSpi,
@@ -156,6 +157,7 @@ __all__ = [
     "MessageSubscription",
     "NativeName",
     "OpenLease",
+    "PartialSeek",
     "PartitionsAssigned",
     "PartitionsKeys",
     "PartitionsLost",
@@ -239,6 +241,7 @@ __all__ = [
     "read_body",
     "reads_answer",
     "refused",
+    "seek_each",
     "shown_attributes",
     "take_from",
     "undecodable",

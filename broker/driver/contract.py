@@ -277,7 +277,13 @@ class RecordSource(Protocol):
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]: ...
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
-        """Continue reading at these positions; None is the committed position, otherwise `start`."""
+        """Continue reading at these positions; None is the committed position, otherwise `start`.
+
+        Whether the partitions are assigned, and the log holds the positions, is checked before the first one moves.
+
+        :raises BrokerError: none has moved.
+        :raises PartialSeek: some have moved.
+        """
         ...
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None: ...

@@ -22,6 +22,7 @@ from broker.driver.commits import Committer, Positions
 from broker.driver.concurrency import Backoff, TaskSet
 from broker.driver.contract import Backend, RecordSource, RecordSubscription, TopicPartition
 from broker.driver.optional import ReportsIdle
+from broker.driver.seeking import PartialSeek
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import (
     Event,
@@ -198,6 +199,7 @@ class Membership:
         :raises Unsupported: the backend cannot seek.
         :raises LeaseLost: a partition is not assigned to this member.
         :raises OffsetOutOfRange: the log does not hold a position.
+        :raises BrokerError: the seek failed; the error names the partitions that have moved.
         """
         if self._records is not None and not self._records.seek:
             raise Unsupported("This backend cannot seek within a group", advice="Use bus.log to read from a position")
@@ -244,13 +246,20 @@ class Membership:
 
     async def _seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         async with self._fetcher.interrupted():
-            await self._source.seek(positions)
-            self._fetcher.buffer.drop(positions)
-            if self._forget is not None:
-                self._forget(list(positions))
-            for partition, position in positions.items():
-                if (assigned := self._assignments.get(partition)) is not None:
-                    assigned.sought(position)
+            try:
+                await self._source.seek(positions)
+            except PartialSeek as partial:
+                self._sought({partition: positions[partition] for partition in partial.moved})
+                raise partial.named() from None
+            self._sought(positions)
+
+    def _sought(self, positions: Mapping[TopicPartition, int | None]) -> None:
+        self._fetcher.buffer.drop(positions)
+        if self._forget is not None:
+            self._forget(list(positions))
+        for partition, position in positions.items():
+            if (assigned := self._assignments.get(partition)) is not None:
+                assigned.sought(position)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Hand over no records of these partitions until `resume`.

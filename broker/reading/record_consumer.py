@@ -662,6 +662,9 @@ class RecordConsumer(Generic[T]):
         Drops buffered records of the partitions. Later commits may lie below earlier ones: only a seek moves a position
         back.
 
+        All partitions and positions are checked before the first one moves. If the broker fails later, or a partition
+        is lost at that moment, some may have moved: the error names these, and the others are read on as before.
+
         :raises LeaseLost: a partition is not assigned to this member.
         :raises OffsetOutOfRange: the log does not hold a position.
         :raises Unsupported: the backend cannot seek.

@@ -31,7 +31,7 @@ from broker import (
     TopicPattern,
     Unsupported,
 )
-from broker.driver import LoopWatch, check_loop, check_partitions, logger
+from broker.driver import LoopWatch, PartialSeek, check_loop, check_partitions, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import check_in_log
 from broker_kafka.group.assigned_partition import AssignedPartition
@@ -482,7 +482,10 @@ class GroupConsumer(Generic[T]):
         member.staying(wanted)
         check_in_log(await member.bounds(list(wanted)), wanted)
         member.staying(wanted)
-        await member.move(wanted)
+        try:
+            await member.move(wanted)
+        except PartialSeek as partial:
+            raise partial.named() from None
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Hand over nothing of these partitions, or of all, until `resume`, or the end of their assignment.

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Generic, Literal, TypeVar
 
 from broker import Bounds, BrokerError, TopicPartition
-from broker.driver import REDRIVE_SUBSCRIPTION, PositionReset, Start, TaskSet
+from broker.driver import REDRIVE_SUBSCRIPTION, PartialSeek, PositionReset, Start, TaskSet
 from broker_kafka.client.consumer import IN_FLIGHT, LARGEST_BATCH, ConsumerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
@@ -277,14 +277,22 @@ class Member(ABC, Generic[A]):
     async def move(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read from these positions; fetched records of the partitions are dropped.
 
-        :raises LeaseLost: a partition is not assigned; the others are moved.
+        :raises LeaseLost: a partition is not assigned, and no other has moved.
+        :raises PartialSeek: a partition is not assigned; others have moved.
         """
+        done: list[TopicPartition] = []
 
         def moved(partitions: Sequence[TopicPartition]) -> None:
+            done.extend(partitions)
             self._drop(self._assignments_of(partitions))
             self.log_ends.begin({each: positions[each] for each in partitions})
 
-        await self.thread.seek(positions, moved)
+        try:
+            await self.thread.seek(positions, moved)
+        except BrokerError as error:
+            if done:
+                raise PartialSeek(done, error) from None
+            raise
 
     async def bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         """The bounds of partitions, as readers of this isolation see them."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from broker.driver.contract import Bounds, RecordSource, RecordSubscription, Start, TopicPartition
+from broker.driver.seeking import PartialSeek
 from broker.errors import LeaseLost, OffsetOutOfRange, OperationTimeout, SubscriptionNotFound
 from broker.names import EPHEMERAL, Ephemeral, native_name
 from broker.outbound import OutboundMessage
@@ -17,6 +18,7 @@ from broker.records import Record
 from broker.testing.waiting import let_pass
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.membership import plan
+from broker_jetstream.names import group_consumer
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import GroupListener, make_topic, publish, read, until
 
@@ -191,6 +193,30 @@ async def test_reading_continues_after_a_failed_seek(
         await source.seek({TopicPartition(topic, 0): 1})
     assert values(await read(source, 19)) == list(range(1, 20))
     assert listener.gone == []
+
+
+async def test_a_seek_that_fails_half_way_moves_whole_partitions(
+    open_backend: Open, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = await open_backend(owner_timeout=3.0)
+    connection = backend._connection
+    call = connection.api
+
+    async def fail(subject: str, body: Mapping[str, Any] | None = None, *, what: str) -> dict[str, Any]:
+        if subject.startswith("CONSUMER.RESET.") and subject.endswith(f"{group_consumer('audit', 1)}"):
+            monkeypatch.undo()
+            raise OperationTimeout(what)
+        return await call(subject, body, what=what)
+
+    await make_topic(backend, topic, partitions=2)
+    await publish(backend, topic, *(OutboundMessage(b"%d" % n, partition=n % 2) for n in range(10)))
+    source, first, second = await join(backend, topic), TopicPartition(topic, 0), TopicPartition(topic, 1)
+    assert len(await read(source, 10)) == 10
+    monkeypatch.setattr(connection, "api", fail)
+    with pytest.raises(PartialSeek) as caught:
+        await source.seek({second: 1, first: 1})
+    assert (caught.value.moved, type(caught.value.error)) == ([first], OperationTimeout)
+    assert values(await read(source, 5)) == [0, 2, 4, 6, 8]
 
 
 async def test_pause_and_resume(open_backend: Open, topic: str) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from broker.capabilities import Capabilities, Limits, PublishCapabilities, RecordCapabilities
 from broker.driver.contract import RecordListener, RecordSubscription, TopicInfo, TopicPartition
+from broker.driver.seeking import seek_each
 from broker.errors import BrokerError, Closed, LeaseLost, TopicNotFound
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
@@ -71,6 +72,7 @@ class FakeSource:
         self.fetches: list[tuple[int, int]] = []
         self.paused: set[TopicPartition] = set()
         self.seeks: list[dict[TopicPartition, int | None]] = []
+        self.seek_errors: dict[TopicPartition, BrokerError] = {}
         self.owned: list[TopicPartition] = []
         self.closed = False
         self.deaf = False
@@ -185,9 +187,17 @@ class FakeSource:
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         self.seeks.append(dict(positions))
         await asyncio.sleep(0)
-        for key, position in positions.items():
+
+        async def move(key: TopicPartition) -> None:
+            if error := self.seek_errors.pop(key, None):
+                raise error
+            position = positions[key]
             self.read[key] = self.stored.get(key, 0) if position is None else position
-        self._wake.set()
+
+        try:
+            await seek_each(positions, move)
+        finally:
+            self._wake.set()
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         self.paused |= set(partitions)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from broker.capabilities import RecordCapabilities
-from broker.errors import LeaseLost, OffsetOutOfRange, Unsupported
-from tests.unit.broker.reading.record_bench import P0, bench, turns
+from broker.errors import LeaseLost, OffsetOutOfRange, OperationTimeout, Unsupported
+from tests.unit.broker.reading.record_bench import P0, P1, bench, turns
 
 
 async def test_seek_drops_the_buffer_and_reads_on_from_there() -> None:
@@ -23,6 +23,28 @@ async def test_seek_drops_the_buffer_and_reads_on_from_there() -> None:
         while len(batch) < 9:
             batch += await b.consumer.next_batch(timeout=60)
         assert sorted((r.partition, r.offset) for r in batch) == [*((0, n) for n in range(2, 10)), (1, 5)]
+
+
+async def test_a_seek_that_fails_half_way_names_what_has_moved() -> None:
+    async with bench(0, 1) as b:
+        for number in (0, 1):
+            b.source.append(*range(4), partition=number)
+        await b.buffered(8)
+        b.source.seek_errors[P1] = OperationTimeout("No answer")
+        with pytest.raises(OperationTimeout, match=r"^No answer. Only 'orders'\[0\] moved to the new position"):
+            await b.consumer.seek({P0: 2, P1: 2})
+        batch: list[Any] = []
+        while len(batch) < 6:
+            batch += await b.consumer.next_batch(timeout=60)
+        assert sorted((r.partition, r.offset) for r in batch) == [(0, 2), (0, 3), *((1, n) for n in range(4))]
+
+
+async def test_a_seek_that_moves_nothing_raises_its_error() -> None:
+    async with bench(0, 1) as b:
+        b.source.seek_errors = {P0: LeaseLost("Gone"), P1: OperationTimeout("No answer")}
+        with pytest.raises(LeaseLost) as caught:
+            await b.consumer.seek({P0: 2, P1: 2})
+        assert caught.value.message == "Gone"
 
 
 async def test_going_back_to_the_committed_position_keeps_it() -> None:
