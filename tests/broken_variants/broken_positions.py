@@ -10,6 +10,7 @@ from typing import Any
 from broker.bus import Bus
 from broker.driver.concurrency import TaskSet
 from broker.driver.contract import RecordSubscription, TopicPartition
+from broker.errors import NotFound
 from broker.testing.faults import Wrapped
 from tests.broken_variants.breaking import BrokenBackend, BrokenRecords
 from tests.broken_variants.registry import breaks
@@ -145,6 +146,17 @@ class OverlooksNewNumbers(BrokenBackend):
 class _FirstNumber(Wrapped):
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         self.inner.assigned([partition for partition in partitions if partition.partition == 0])
+
+
+@breaks("copartitions.recreated-topic-loses-nothing", healthy="copartitions.topics-may-grow")
+class NamesNoRecreatedTopic(BrokenRecords):
+    """The error of a recreated topic does not tell which one."""
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Any:
+        try:
+            return await self.inner.fetch(max_records, max_bytes, wait)
+        except NotFound:
+            raise NotFound("Something is missing") from None
 
 
 @breaks("copartitions.different-counts-are-refused", healthy="copartitions.topics-may-grow")

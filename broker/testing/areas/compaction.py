@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from broker.bus import Bus
-from broker.errors import ConfigurationError, InvalidMessage, Unsupported
+from broker.errors import ConfigurationError, InvalidMessage, MessageTooLarge, Unsupported
 from broker.outbound import OutboundMessage
 from broker.records import Record
 from broker.testing.case import ConformanceCase
@@ -46,13 +46,18 @@ class Compaction(ConformanceCase):
     @requires("records.compacted_topics")
     @promise(
         "compaction.keys-are-needed",
-        "A compacted topic refuses a message without a key, and takes keys of any bytes up to the limit of the broker.",
+        "A compacted topic takes keys of any bytes up to the limit of the broker, and refuses a message without a key, "
+        "or with a longer one.",
     )
     async def test_keys_are_needed(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.compacted_topic(partitions=1)
         with pytest.raises(InvalidMessage, match="key"):
             await bus.topic(topic).publish(b"no key")
-        limit = min(bus.capabilities.publish.limits.key or 2000, 2000)
+        most = bus.capabilities.publish.limits.key
+        if most is not None:
+            with pytest.raises(MessageTooLarge, match="[Kk]ey"):
+                await bus.topic(topic).publish(b"long key", key=b"k" * (most + 1))
+        limit = min(most or 2000, 2000)
         long = [b"l" * limit, b"l" * (limit - 1) + b"m"]
         keys = [*KEYS, *long]
         await bus.topic(topic).publish_batch([OutboundMessage(b"old", key) for key in keys])

@@ -12,13 +12,13 @@ import pytest
 
 from broker.bus import Bus
 from broker.driver.contract import TopicPartition
-from broker.errors import ConfigurationError, LeaseLost
+from broker.errors import BrokerError, ConfigurationError, LeaseLost, NotFound, OffsetOutOfRange
 from broker.outbound import OutboundMessage
 from broker.testing.areas.assigning import check_lost_when_free_again
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
-from broker.testing.waiting import eventually, numbered
+from broker.testing.waiting import eventually, numbered, read
 
 __all__ = ["Copartitions"]
 
@@ -202,6 +202,47 @@ class Copartitions(ConformanceCase):
                 assert record is not None, f"Only {len(seen)} of {len(wanted)} records were read"
                 seen.add(record.data)
         owners.check()
+
+    @requires("records.copartitioned")
+    @promise(
+        "copartitions.recreated-topic-loses-nothing",
+        "When a topic is deleted and recreated, its consumer reads it from the start, or ends with an error that names "
+        "it, and so does the next one; no record is lost.",
+        seconds=240,
+    )
+    async def test_recreated_topic_loses_nothing(self, harness: Harness) -> None:
+        bus, topics = await harness.bus(), [await harness.topic(partitions=1) for _ in range(2)]
+        wanted = {body for topic in topics for body in numbered(20, f"{topic}-new")}
+        seen: set[bytes | None] = set()
+        errors: list[BrokerError] = []
+
+        async def publish(topic: str, age: str) -> None:
+            await bus.topic(topic).publish_batch(numbered(20, f"{topic}-{age}"))
+
+        async def read_rest() -> None:
+            async with bus.records(topics, group="readers", copartitioned=True) as log:
+                if not errors and not seen:
+                    await read(log, 40, 3 * harness.patience)
+                    await log.commit()
+                    await bus.admin.delete_topic(topics[1])
+                    await bus.admin.ensure_topic(topics[1], partitions=1)
+                    for topic in topics:
+                        await publish(topic, "new")
+                while not seen >= wanted:
+                    record = await log.next_record(timeout=6 * harness.patience)
+                    assert record is not None, f"{len(wanted - seen)} records are missing; before: {errors}"
+                    seen.add(record.data)
+                    await record.commit()
+
+        for topic in topics:
+            await publish(topic, "old")
+        while not seen >= wanted:
+            try:
+                await read_rest()
+            except (NotFound, OffsetOutOfRange) as error:
+                errors.append(error)
+            assert all(topics[1] in str(error) for error in errors), errors
+            assert len(errors) < 4, errors
 
     @requires("records.copartitioned")
     @promise(

@@ -84,12 +84,13 @@ class Tables(ConformanceCase):
     @requires("publish.tables")
     @promise(
         "tables.bad-writes-are-refused",
-        "A row without a key, of another partition, with an id or under the key of the checkpoint, and too many rows, "
-        "are refused, and store nothing; so is a topic that is not compacted or does not exist.",
+        "A row without a key, with a key that is too long, of another partition, with an id or under the key of the "
+        "checkpoint, and too many rows, are refused, and store nothing; so is a topic that is not compacted or does "
+        "not exist.",
     )
     async def test_bad_writes_are_refused(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.compacted_topic(partitions=2)
-        most = bus.capabilities.publish.table_rows
+        most, longest = bus.capabilities.publish.table_rows, bus.capabilities.publish.limits.key
         good = OutboundMessage(b"x", "key")
         bad_writes = [
             [good, OutboundMessage(b"x")],
@@ -99,6 +100,8 @@ class Tables(ConformanceCase):
         ]
         if most is not None:
             bad_writes.append([good] * (most + 1))
+        if longest is not None:
+            bad_writes.append([good, OutboundMessage(b"x", b"k" * (longest + 1))])
         async with bus.table_writer(topic, 0) as table:
             await table.write(_rows(1), checkpoint=b"1")
             for bad in bad_writes:
