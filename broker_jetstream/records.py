@@ -137,7 +137,9 @@ class JetStreamRecordSource:
         self._turn = 0
         self._ticker: asyncio.Task[None] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
-        self._reporting = asyncio.Lock()
+        self._reporting = TaskSet(
+            "broker-jetstream-report", lambda error: logger.error("Group %r: reporting partitions: %r", group, error)
+        )
         self._wake_ticker = asyncio.Event()
         self._greeted = asyncio.Event()
         self._remove_callback = connection.on_connected(self._reconnected)
@@ -168,7 +170,7 @@ class JetStreamRecordSource:
             any(partition.is_pending for partition in self._unreported()) and (left := deadline - time.monotonic()) > 0
         ):
             await self._wait(left)
-        await self._report_assigned()
+        await self._report()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="broker-jetstream-group")
 
     async def _join(self, starts: Mapping[str, Start]) -> None:
@@ -248,7 +250,7 @@ class JetStreamRecordSource:
             self._fetching = self._interrupted = False
 
     async def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
-        await self._report_assigned()
+        self._report_assigned()
         records: list[Record[Any]] = []
         active = [partition for partition in self._partitions() if partition.claimed and not partition.paused]
         if not active:
@@ -366,7 +368,7 @@ class JetStreamRecordSource:
                 await self._rebalance_topic(share)
             else:
                 await self._rebalance_numbers(share, share.claims)
-        await self._report_assigned()
+        self._report_assigned()
 
     async def _rebalance_topic(self, share: _Share) -> None:
         """Divide the partitions of a topic: the server's pins decide."""
@@ -458,22 +460,25 @@ class JetStreamRecordSource:
     def _unreported(self) -> list[AssignedPartition]:
         return [partition for partition in self._partitions() if partition.claimed and not partition.reported]
 
-    async def _report_assigned(self) -> None:
-        """Report assigned partitions: all in one call, unless some stay pending for longer than a pin lasts."""
-        if not self._unreported() or self._reporting.locked():
-            return
-        async with self._reporting:
-            ready = self._reportable()
-            marked = await asyncio.gather(*(partition.mark_owned() for partition in ready))
-            still = self._reportable()
-            ready = [partition for partition, done in zip(ready, marked, strict=True) if done and partition in still]
-            if ready:
-                for partition in ready:
-                    partition.reported = True
-                self._listener.assigned([partition.topic_partition for partition in ready])
-                self._waker.wake()
+    def _report_assigned(self) -> None:
+        """Report assigned partitions in the background, so that pins are kept alive meanwhile."""
+        if not self._reporting and self._reportable():
+            self._reporting.spawn(self._report())
+
+    async def _report(self) -> None:
+        """Mark assigned partitions as ours, then report them: all in one call, see `_reportable`."""
+        ready = self._reportable()
+        marked = await asyncio.gather(*(partition.mark_owned() for partition in ready))
+        still = self._reportable()
+        ready = [partition for partition, done in zip(ready, marked, strict=True) if done and partition in still]
+        if ready and not self._closed:
+            for partition in ready:
+                partition.reported = True
+            self._listener.assigned([partition.topic_partition for partition in ready])
+            self._waker.wake()
 
     def _reportable(self) -> list[AssignedPartition]:
+        """The partitions to report: none while some stay pending, at most for longer than a pin lasts."""
         unreported = self._unreported()
         ready = [each for each in unreported if self._topics[each.layout.topic].is_ready(each.number)]
         if len(ready) < len(unreported):
@@ -491,6 +496,9 @@ class JetStreamRecordSource:
         ]
         for partition in leaving:
             partition.paused = True
+        if leaving:
+            # The mark of the next owner must be the later one.
+            await self._reporting.wait(CLOSE_SECONDS)
         deadline = asyncio.get_running_loop().time() + REVOKE_SECONDS
         if reported := [partition.topic_partition for partition in leaving if partition.reported]:
             try:
@@ -599,6 +607,7 @@ class JetStreamRecordSource:
             return
         self._closed = True
         self._remove_callback()
+        self._reporting.cancel()
         self._waker.wake()
         if tasks := [task for task in (self._ticker, self._heartbeat) if task is not None]:
             for task in tasks:
