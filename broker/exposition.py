@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from broker.driver.queue_tracking import Histogram
-
-__all__ = ["CONTENT_TYPE", "Series", "prometheus_text"]
+__all__ = ["CONTENT_TYPE", "Histogram", "Series", "prometheus_text"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The HTTP content type of the text."""
 
+_BOUNDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0, 10_000.0, 86_400.0)
 _NO_HELP: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class Histogram:
+    """A histogram of durations.
+
+    :ivar bounds: the upper bound of each bucket, in seconds; ascending.
+    :ivar counts: the count of each bucket, and of longer durations.
+    :ivar sum: the sum of all durations.
+    """
+
+    bounds: tuple[float, ...] = _BOUNDS
+    counts: list[int] = field(default_factory=lambda: [0] * (len(_BOUNDS) + 1))
+    sum: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
 
 
 class Series(NamedTuple):

@@ -17,6 +17,7 @@ from broker.errors import ConfigurationError
 from broker.receipts import Receipt, count_duplicates
 
 if TYPE_CHECKING:
+    from broker.exposition import Histogram, Series
     from broker.messages import Message
     from broker.outbound import OutboundMessage
 
@@ -33,6 +34,7 @@ __all__ = [
     "InFlightMessages",
     "LeaseExpired",
     "LeasesNotRenewed",
+    "MetricsSource",
     "NoDeadLetter",
     "PartitionsAssigned",
     "PartitionsLost",
@@ -309,6 +311,19 @@ class InFlightMessages(Protocol):
     def bytes(self) -> int: ...
 
 
+class MetricsSource(Protocol):
+    """Metrics of something that uses a bus, for the `Metrics` of that bus."""
+
+    @property
+    def help(self) -> Mapping[str, str]:
+        """The description of each metric by name."""
+        ...
+
+    def read(self) -> Mapping[Series, float | Histogram]:
+        """The metrics as of now; may be called from any thread. Names that end in `_total` only grow."""
+        ...
+
+
 class Hooks:
     """The listeners and interceptors of a bus.
 
@@ -318,13 +333,14 @@ class Hooks:
         `receive`, or out of the block, instead of being settled by the retry policy. None never raises.
     """
 
-    __slots__ = ("_handling", "_in_flight", "_listeners", "_publishing", "listening", "raises")
+    __slots__ = ("_handling", "_in_flight", "_listeners", "_metrics", "_publishing", "listening", "raises")
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[Event], object]] = []
         self._publishing: list[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]] = []
         self._handling: list[Callable[[Message[Any]], AbstractContextManager[object]]] = []
         self._in_flight: list[InFlightMessages] = []
+        self._metrics: list[MetricsSource] = []
         self.listening = False
         self.raises: Callable[[Exception], bool] | None = None
 
@@ -385,6 +401,16 @@ class Hooks:
     def in_flight(self) -> Sequence[InFlightMessages]:
         """The messages that open consumers hold, one entry for each source; may be read from any thread."""
         return tuple(self._in_flight)
+
+    def show_metrics(self, source: MetricsSource) -> Callable[[], None]:
+        """Show metrics in `metrics_sources`; returns the function that removes them."""
+        self._metrics.append(source)
+        return lambda: self._metrics.remove(source)
+
+    @property
+    def metrics_sources(self) -> Sequence[MetricsSource]:
+        """What has metrics of its own, such as processors of streams; may be read from any thread."""
+        return tuple(self._metrics)
 
     @property
     def publishing(self) -> Sequence[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]]:

@@ -16,8 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from broker.checks import check_count
-from broker.driver.queue_tracking import Histogram
-from broker.exposition import CONTENT_TYPE, Series, prometheus_text
+from broker.exposition import CONTENT_TYPE, Histogram, Series, prometheus_text
 from broker.hooks import (
     Connected,
     DeadLettered,
@@ -30,6 +29,7 @@ from broker.hooks import (
     Hooks,
     LeaseExpired,
     LeasesNotRenewed,
+    MetricsSource,
     NoDeadLetter,
     PartitionsAssigned,
     PartitionsLost,
@@ -44,6 +44,7 @@ from broker.hooks import (
     Settled,
     SettleFailed,
     Warned,
+    logger,
 )
 from broker.messages import Message
 
@@ -179,7 +180,9 @@ class Metrics:
         """All metrics, as of now: `read()[Series.of("anybroker_acked_messages_total", topic="orders")]`.
 
         Names that end in `_total` and histograms only grow; the others are gauges. A topic appears, with all its
-        metrics, at its first publish or when a consumer of it opens. Histograms are copies.
+        metrics, at its first publish or when a consumer of it opens. Histograms are copies. Processors and views of
+        `broker_streams` appear while they are open; with equal labels, counters
+        are added up, and the largest gauge counts.
         """
         found: dict[Series, float | Histogram] = {}
         with self._lock:
@@ -201,11 +204,19 @@ class Metrics:
                     _add_all(found, name, table.topics)
             for name, count in self._connections.numbers.items():
                 found[Series(_PREFIX + name)] = count
+        for source in self._sources_of_others():
+            try:
+                _add_up(found, source.read())
+            except Exception:
+                logger.exception("Reading metrics of %s failed", type(source).__name__)
         return found
 
     def text(self) -> str:
         """All metrics in the text format of Prometheus; serve it with `CONTENT_TYPE`."""
-        return prometheus_text(self.read(), HELP)
+        texts = dict(HELP)
+        for source in self._sources_of_others():
+            texts.update(source.help)
+        return prometheus_text(self.read(), texts)
 
     # -- counting ----------------------------------------------------------------------------------------
 
@@ -297,6 +308,9 @@ class Metrics:
 
         return count
 
+    def _sources_of_others(self) -> list[MetricsSource]:
+        return [source for hooks in self._hooks for source in hooks.metrics_sources]
+
     def _in_flight(self) -> dict[str, tuple[int, int]]:
         """Messages in flight and their bytes, by topic."""
         sources = [source for hooks in self._hooks for source in hooks.in_flight]
@@ -370,3 +384,19 @@ def _add_all(found: dict[Series, float | Histogram], name: str, topics: Mapping[
             found[Series.of(_PREFIX + name, topic=topic)] = Histogram(_BOUNDS, list(histogram.counts), histogram.sum)
         else:
             found[Series.of(_PREFIX + name, topic=topic)] = number
+
+
+def _add_up(found: dict[Series, float | Histogram], more: Mapping[Series, float | Histogram]) -> None:
+    """Add metrics of another source: of gauges with equal labels the largest counts."""
+    for series, value in more.items():
+        before = found.get(series)
+        if isinstance(value, Histogram):
+            counts, seconds = list(value.counts), value.sum
+            if isinstance(before, Histogram):
+                counts = [sum(pair) for pair in zip(counts, before.counts, strict=True)]
+                seconds += before.sum
+            found[series] = Histogram(value.bounds, counts, seconds)
+        elif before is None or isinstance(before, Histogram):
+            found[series] = value
+        else:
+            found[series] = before + value if series.name.endswith("_total") else max(before, value)

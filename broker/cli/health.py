@@ -12,8 +12,7 @@ from typing import Final, Self
 
 from broker.cli.errors import Exit, Failure
 from broker.cli.output import escaped
-from broker.driver.queue_tracking import Histogram
-from broker.exposition import CONTENT_TYPE, Series, prometheus_text
+from broker.exposition import CONTENT_TYPE, Histogram, Series, prometheus_text
 
 __all__ = ["HealthServer"]
 
