@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
 from broker import BrokerError, LeaseLost, RecordConsumer, Retry, TransactionFatal
+from broker.metrics import Histogram
 from broker_streams.commits import Commits, Fenced, Part
 from broker_streams.partition import PartitionRunner
 
@@ -29,6 +30,7 @@ _BARRIER_SECONDS: Final = 1.0
 _MOST_FATAL: Final = 5
 """How often in a row another publisher may take the name of this member."""
 _AGAIN: Final = Retry(initial=0.1, maximum=10.0)
+_BOUNDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class Checkpointer:
@@ -43,6 +45,7 @@ class Checkpointer:
     :param fenced: called with a partition that another process writes, and the delay before it is recovered.
     :param failed: called with a partition that failed, and its error.
     :ivar seconds: how long the last checkpoint took; None before the first.
+    :ivar durations: of all checkpoints.
     :ivar undone: how many were undone.
     """
 
@@ -61,6 +64,7 @@ class Checkpointer:
     ) -> None:
         self.commits: Final = commits
         self.seconds: float | None = None
+        self.durations: Final = Histogram(_BOUNDS, [0] * (len(_BOUNDS) + 1))
         self.undone = 0
         self._group = group
         self._runners = runners
@@ -145,6 +149,7 @@ class Checkpointer:
                 await asyncio.shield(self._undoing)
                 return
             self.seconds = time.monotonic() - began
+            self.durations.add(self.seconds)
             self._failures = self._fatal = 0
             for runner, part in taken.items():
                 outcome = outcomes[part.partition]

@@ -97,11 +97,15 @@ class PartitionTables:
 
     async def stand_by(self) -> None:
         """Follow everything, and return when it is up to date."""
-        copies = [self.own, *self.joins.values()]
-        for copy in copies:
+        for copy in self.copies:
             self._begin(copy)
-        for copy in copies:
+        for copy in self.copies:
             await self._ready(copy)
+
+    @property
+    def copies(self) -> tuple[TableCopy, ...]:
+        """That of the group's rows, then those of the joined tables."""
+        return self.own, *self.joins.values()
 
     def readers(self) -> dict[str, Reader]:
         """The rows of the joined tables."""
@@ -109,7 +113,7 @@ class PartitionTables:
 
     async def close(self) -> None:
         """Stop following, and close the stores. May be called twice."""
-        for copy in (self.own, *self.joins.values()):
+        for copy in self.copies:
             await self._end(copy)
         # One that fails leaves no other open.
         with ExitStack() as stack:
@@ -233,7 +237,7 @@ class PartitionRunner:
         self.counts: Counter[str] = Counter()
         self.handled: dict[str, tuple[int, int]] = {}
         """By topic the messages of settled checkpoints, and their bytes."""
-        self.checkpoints = self.rows = 0
+        self.checkpoints = self.rows = self.published = 0
         self._log = log
         self._most_rows = most_rows
         self._progress = progress
@@ -439,6 +443,7 @@ class PartitionRunner:
         self._before = part.packed
         self.checkpoints += 1
         self.rows += len(part.effects.rows)
+        self.published += len(part.effects.outputs)
         self.counts.update(part.effects.counts)
         for topic, (number, size) in part.effects.topics.items():
             before = self.handled.get(topic, (0, 0))

@@ -50,6 +50,7 @@ from broker_streams.commits import Guarantee, check_capabilities, choose_commits
 from broker_streams.context import Context
 from broker_streams.engine import Reader
 from broker_streams.graph import Group, Input, differences
+from broker_streams.metrics import ProcessorMetrics
 from broker_streams.partition import PartitionLog, PartitionRunner, PartitionState, PartitionTables, Rows, wait_ready
 from broker_streams.recovery import CHECKPOINT, TableCopy
 from broker_streams.states import StateSignal
@@ -157,6 +158,19 @@ class Processor(Service):
         self._held: set[int] = set()
         """Partitions that are paused because too many of their records wait."""
         self._told_differences: set[str] = set()
+        self._hide_metrics: Callable[[], None] = lambda: None
+        self._metrics = ProcessorMetrics(
+            bus,
+            group.name,
+            topics=tuple(group.consumed),
+            state=lambda: self._signal.state,
+            states=self._states,
+            standby=self._on_standby,
+            runners=self._runners,
+            tables=self._tables,
+            lookups=lambda: [copy for copy, _ in tuple(self._lookups.values())],
+            checkpoints=lambda: self._checkpoints,
+        )
 
     # -- opening and closing -------------------------------------------------------------------------------
 
@@ -198,6 +212,7 @@ class Processor(Service):
             fenced=self._fenced,
             failed=self._runner_failed,
         )
+        self._hide_metrics = self.bus.hooks.show_metrics(self._metrics)
         self._main = asyncio.create_task(self._run_to_end(), name=f"processor-{self.group.name}")
         return self
 
@@ -228,7 +243,11 @@ class Processor(Service):
         main = self._main
         if main is not None:
             # A cancelled caller does not cancel the last checkpoint.
-            await asyncio.shield(asyncio.wait((main,)))
+            try:
+                await asyncio.shield(asyncio.wait((main,)))
+            finally:
+                hide, self._hide_metrics = self._hide_metrics, lambda: None
+                hide()
 
     async def ready(self) -> None:
         """Wait until this member has partitions, and all that it has are recovered and handle messages.
@@ -280,11 +299,14 @@ class Processor(Service):
     # -- the run -------------------------------------------------------------------------------------------
 
     async def _run_to_end(self) -> None:
+        gauges = asyncio.create_task(self._metrics.run(), name=f"gauges-{self.group.name}")
         try:
             await self._run()
         except BaseException as error:
             self._fail(error)
         finally:
+            gauges.cancel()
+            await asyncio.wait((gauges,))
             await self._clear_away()
             self._change(ProcessorState.STOPPED)
 
@@ -378,7 +400,8 @@ class Processor(Service):
             await asyncio.wait(ending, timeout=_CLOSE_SECONDS)
         for runner in self._runners.values():
             await runner.abort()
-        self._runners.clear()
+        for partition in tuple(self._runners):
+            self._metrics.runner_gone(self._runners.pop(partition))
         self._states.clear()
         for number, tables in self._tables.items():
             try:
@@ -390,7 +413,8 @@ class Processor(Service):
                 await tables.close()
             except BrokerError as error:
                 self._fail(error)
-        self._tables.clear()
+        for partition in tuple(self._tables):
+            self._metrics.copies_gone(*self._tables.pop(partition).copies)
         for copy, task in self._lookups.values():
             task.cancel()
             await asyncio.wait((task,))
@@ -460,6 +484,10 @@ class Processor(Service):
 
     def _stands_by(self, partition: int) -> bool:
         return self._standby_of == "all" or partition in self._standby_of
+
+    def _on_standby(self) -> tuple[int, ...]:
+        """The partitions that are on standby."""
+        return tuple(sorted(each for each in tuple(self._tables) if each not in self._states and self._stands_by(each)))
 
     def _spawn_stand_by(self, partition: int) -> None:
         tables = self._tables[partition]
@@ -699,6 +727,7 @@ class Processor(Service):
         logger.info("Group %s: partition %d has gone", self.group.name, partition)
         if (runner := self._runners.pop(partition, None)) is not None:
             runner.retired = True
+            self._metrics.runner_gone(runner)
         self._places.pop(partition, None)
         self._states.pop(partition, None)
         self._held.discard(partition)
@@ -747,6 +776,7 @@ class Processor(Service):
         """Keep the tables of a partition that has gone for a while: a rebalance may give it back."""
         await asyncio.sleep(_KEEP_SECONDS)
         tables = self._tables.pop(partition)
+        self._metrics.copies_gone(*tables.copies)
         # In the way of the next assignment, unlike the wait.
         task = self._dropping[partition] = asyncio.create_task(tables.close(), name=f"close-{partition}")
         task.add_done_callback(self._dropped)
@@ -777,6 +807,7 @@ class Processor(Service):
         self._set_reading(partition, reading=False)
         del self._runners[partition]
         runner.retired = True
+        self._metrics.runner_gone(runner)
         self._tell(partition, PartitionState.RECOVERING)
 
         async def again() -> None:
@@ -877,7 +908,7 @@ class Processor(Service):
             how="" if commits is None else commits.how,
             partitions={number: self._partition_stats(runner) for number, runner in self._runners.items()},
             lookups={table: _table_stats(copy) for table, (copy, _) in self._lookups.items()},
-            standby=tuple(sorted(number for number in self._tables if number not in self._states)),
+            standby=self._on_standby(),
             checkpoint_seconds=None if checkpoints is None else checkpoints.seconds,
             failed_checkpoints=0 if checkpoints is None else checkpoints.undone,
         )

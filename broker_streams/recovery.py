@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol
@@ -132,8 +133,8 @@ class TableCopy:
         self.state = CopyState.IDLE
         self.positions: dict[int, int] = {}
         """The next offset to read of each partition."""
-        self.rows = 0
-        """The number of rows that were read since the start."""
+        self.read: Counter[int] = Counter()
+        """By partition the number of rows that were read since the start."""
         self.seconds: float | None = None
         """How long the recovery took; None until it has ended."""
 
@@ -192,6 +193,11 @@ class TableCopy:
     async def ready(self) -> None:
         """Wait until `run` has recovered the store."""
         await self._ready.wait()
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that were read since the start."""
+        return self.read.total()
 
     @property
     def is_ready(self) -> bool:
@@ -341,7 +347,7 @@ class TableCopy:
                     rows[key] = data
             self.positions[place.partition] = position
             meta[position_name(place.partition)] = b"%d" % position
-            self.rows += len(part)
+            self.read[place.partition] += len(part)
         if self._before_write is not None and rows:
             self._before_write(rows)
         changes: dict[str, Mapping[bytes, bytes | None]] = {keys.ROWS: rows}

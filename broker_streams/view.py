@@ -25,6 +25,7 @@ from weakref import WeakSet
 
 from broker import Bus, Closed, Codec, ConfigurationError, Receipt
 from broker_streams import keys
+from broker_streams.metrics import ViewMetrics
 from broker_streams.recovery import CopyState, TableCopy
 from broker_streams.states import StateSignal
 from broker_streams.stores.memory import Memory
@@ -122,6 +123,9 @@ class View(Generic[T]):
         )
         self._task = asyncio.create_task(self._copy.run(), name=f"view-{self.table}")
         self._task.add_done_callback(self._ended)
+        metrics = ViewMetrics(self._bus, self._copy)
+        self._gauges = asyncio.create_task(metrics.run(), name=f"gauges-{self.table}")
+        self._hide_metrics = self._bus.hooks.show_metrics(metrics)
         return self
 
     async def __aexit__(
@@ -134,8 +138,10 @@ class View(Generic[T]):
         task, store, self._store = self._task, self._store, None
         if task is None or store is None or self._copy is None:
             return
+        self._hide_metrics()
+        self._gauges.cancel()
         task.cancel()
-        await asyncio.wait((task,))
+        await asyncio.wait((task, self._gauges))
         self._copy.sync()
         store.close()
         self._signal.end()

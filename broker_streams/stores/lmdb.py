@@ -131,6 +131,8 @@ def _in_order(stored: Iterable[tuple[bytes, bytes]], reverse: bool) -> Iterator[
 
 
 class _LmdbStore:
+    quick_count: ClassVar[bool] = True
+
     def __init__(self, path: Path, library: Any) -> None:
         self._path = path
         self._file = path / "data.mdb"

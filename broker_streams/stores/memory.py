@@ -74,6 +74,8 @@ class _Space:
 
 
 class _MemoryStore:
+    quick_count: ClassVar[bool] = True
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._spaces: dict[str, _Space] = {}
@@ -139,8 +141,9 @@ class _MemoryStore:
         return self._meta.get(name)
 
     def size(self) -> int:
-        self._check_open()
-        return self._bytes + sum(len(name) + len(value) for name, value in self._meta.items())
+        with self._lock:
+            self._check_open()
+            return self._bytes + sum(len(name) + len(value) for name, value in self._meta.items())
 
     def clear(self) -> None:
         with self._lock:

@@ -99,6 +99,8 @@ def _bounds(space: bytes, start: bytes | None, stop: bytes | None) -> tuple[byte
 
 
 class _RocksDbStore:
+    quick_count: ClassVar[bool] = False
+
     def __init__(self, path: Path, library: Any, options: Any) -> None:
         self._path = path
         self._library = library

@@ -68,6 +68,8 @@ class Sqlite:
 
 
 class _SqliteStore:
+    quick_count: ClassVar[bool] = False
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writing = Lock()

@@ -80,7 +80,12 @@ class StoreLocked(BrokerError):
 
 
 class Store(Protocol):
-    """The rows of one partition of a group, or of one partition of a table."""
+    """The rows of one partition of a group, or of one partition of a table.
+
+    :cvar quick_count: whether `count` takes the same time for any number of rows.
+    """
+
+    quick_count: ClassVar[bool]
 
     def get(self, namespace: str, key: bytes) -> bytes | None:
         """The value of a key, or None."""
