@@ -76,7 +76,8 @@ async def bus(server: Broker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 def processing(bus: Bus, of: Group = group, **options: Any) -> Processor:
-    return Processor(bus, of, **{"store": Memory(), "checkpoint_interval": 0.01, **options})
+    options = {"store": Memory(), "checkpoint_interval": 0.01, **options}
+    return Processor(bus, of, **options)
 
 
 def scrape(metrics: Metrics) -> dict[str, Family]:
@@ -139,7 +140,7 @@ async def test_the_page_names_every_metric_with_its_labels_and_no_other(bus: Bus
                     await asyncio.sleep(0.01)
         found = scrape(metrics)
     labels = {
-        name: {label for sample, has in family.samples for label in dict(has) if label != "le"}
+        name: {label for _, has in family.samples for label in dict(has) if label != "le"}
         for name, family in found.items()
     }
     assert labels == documented()
