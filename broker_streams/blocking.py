@@ -208,7 +208,8 @@ class Processor:
         self._bus.call(self._processor.run)
 
     def ready(self) -> None:
-        """Wait until this member has partitions, and all that it has are recovered and handle messages.
+        """Wait until all partitions that this member has are recovered and handle messages; a spare member, which gets
+        none, is ready too: see `broker_streams.Processor.ready`.
 
         :raises BrokerError: the error that has ended the processor.
         """

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -73,6 +74,9 @@ _RELEASE_SECONDS: Final = 3.0
 _CLOSE_SECONDS: Final = 30.0
 _KEEP_SECONDS: Final = 60.0
 """How long the tables of a partition stay open after it has gone."""
+_SPARE_SECONDS: Final = 30.0
+"""After which a member without a partition counts as a spare, if the broker does not tell."""
+_SPARE_LOOK_SECONDS: Final = 1.0
 _AGAIN: Final = Retry(initial=0.1, maximum=10.0)
 
 
@@ -148,6 +152,8 @@ class Processor(Service):
         self._reading: RecordConsumer[Any] | None = None
         self._partitions = 0
         self._paused = False
+        self._without_since: float | None = None
+        """Since when it has been in its group without a partition."""
         self._runners: dict[int, PartitionRunner] = {}
         self._places: dict[int, list[TopicPartition]] = {}
         self._states: dict[int, PartitionState] = {}
@@ -250,22 +256,50 @@ class Processor(Service):
                 hide()
 
     async def ready(self) -> None:
-        """Wait until this member has partitions, and all that it has are recovered and handle messages.
+        """Wait until all partitions that this member has are recovered and handle messages.
+
+        It waits until the member has a partition. A spare member gets none, since others have them all: it is ready
+        once the broker says so, or where the broker does not describe groups, after half a minute without a partition.
 
         :raises BrokerError: the error that has ended the processor.
         """
-        while not self._is_ready():
+        while not self._is_ready() and not await self._is_spare():
             if self._failure is not None:
                 raise self._failure
             if self._signal.state in (ProcessorState.IDLE, ProcessorState.STOPPED):
                 raise Closed("The processor is not open", advice="Enter it first: async with Processor(...)")
-            await self._changed.wait()
+            # No event tells of the partitions of others.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SPARE_LOOK_SECONDS):
+                    await self._changed.wait()
 
     def _is_ready(self) -> bool:
         return (
             self._signal.state is ProcessorState.RUNNING
             and bool(self._states)
             and all(state is PartitionState.RUNNING for state in self._states.values())
+        )
+
+    async def _is_spare(self) -> bool:
+        """Whether this member has no partition, and is about to get none."""
+        without = 0.0 if self._without_since is None else time.monotonic() - self._without_since
+        if without < _SPARE_LOOK_SECONDS:
+            # The broker may not know of it yet.
+            return False
+        records = self.bus.capabilities.records
+        late = without >= _SPARE_SECONDS
+        if records is None or not records.group_admin:
+            return late
+        try:
+            found = await self.bus.admin.describe_group(self.group.name)
+        except BrokerError as error:
+            logger.debug("Group %s is not described: %s", self.group.name, error)
+            return late and not error.retriable
+        taken = {place for member in found.members for place in member.partitions}
+        wanted = {TopicPartition(topic, number) for topic in self.group.consumed for number in range(self._partitions)}
+        # With as many members as partitions, one may not have joined yet: this one.
+        return (
+            not self._states and found.state == "stable" and wanted <= taken and len(found.members) > self._partitions
         )
 
     def _open_directory(self) -> str:
@@ -730,6 +764,8 @@ class Processor(Service):
             self._metrics.runner_gone(runner)
         self._places.pop(partition, None)
         self._states.pop(partition, None)
+        if not self._states and self._signal.state is ProcessorState.RUNNING:
+            self._without_since = time.monotonic()
         self._held.discard(partition)
         self._pulse()
         before = [task for task in (self._bringing.pop(partition, None),) if task is not None]
@@ -944,10 +980,12 @@ class Processor(Service):
 
     def _tell(self, partition: int, state: PartitionState) -> None:
         self._states[partition] = state
+        self._without_since = None
         self._pulse()
 
     def _change(self, state: ProcessorState) -> None:
         self._signal.change(state)
+        self._without_since = time.monotonic() if state is ProcessorState.RUNNING and not self._states else None
         if state is ProcessorState.STOPPED:
             self._signal.end()
         self._pulse()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from broker import Bus, Json, OutboundMessage, connect
+from broker.metrics import Metrics
 from broker_streams.graph import Group
 from broker_streams.processor import Processor
 from broker_streams.stores.memory import Memory
@@ -106,6 +107,42 @@ async def test_at_least_once_loses_nothing(bus: Bus, graph: Group) -> None:
                 await processor.ready()
                 assert processor.stats().how == "single messages"
                 await until(lambda: summed(view) == (200 * turn, 200 * turn))  # noqa: B023
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_spare_member_is_ready(url: str, bus: Bus, protocol: str) -> None:
+    url = url if protocol == "classic" else f"{url.partition('?')[0]}?group_protocol=consumer"
+    group = make_group(f"spare-{uuid.uuid4().hex[:8]}")
+    for end in ("a", "b", "out", "loop"):
+        await bus.admin.ensure_topic(f"{group.name}-{end}", partitions=1)
+    async with AsyncExitStack() as stack:
+        one, two = [await stack.enter_async_context(connect(url)) for _ in range(2)]
+        first = await stack.enter_async_context(processing(one, group))
+        await first.ready()
+        async with processing(two, group) as second:
+            async with asyncio.timeout(120):
+                await second.ready()
+            having, spare = (first, second) if first.partitions else (second, first)
+            assert (list(having.partitions), spare.partitions) == ([0], {})
+            having.stop()
+            await until(lambda: spare.partitions != {})
+            async with asyncio.timeout(120):
+                await spare.ready()
+
+
+async def test_markers_of_transactions_are_no_lag(bus: Bus, graph: Group) -> None:
+    metrics = Metrics(bus)
+
+    def lags() -> set[float]:
+        found = metrics.read().items()
+        return {number for series, number in found if "lag_messages" in series.name and isinstance(number, int)}
+
+    async with processing(bus, graph) as processor, View(bus, graph.table, Json(int)) as view:
+        await processor.ready()
+        await publish(bus, graph, 100)
+        await until(lambda: summed(view) == (200, 200))
+        # The loop and the table end with such markers.
+        await until(lambda: lags() == {0})
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

@@ -31,6 +31,7 @@ from broker import (
 )
 from broker_inmem import Broker, InmemSettings
 from broker_streams import commits
+from broker_streams import processor as processors
 from broker_streams.context import Context
 from broker_streams.failures import StreamFailed
 from broker_streams.graph import Edge, Group, Input, Join, Lookup, Loop, Output, Persist, Timer, Visitor
@@ -912,6 +913,55 @@ async def test_p7_standby_has_rows_of_partitions_of_others(server: Broker, bus: 
             await first.ready()
             await publish(bus, ones(100))
             await until(lambda: total(view) == 200)
+
+
+async def test_a_spare_member_is_ready_and_takes_over(
+    server: Broker, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processors, "_SPARE_SECONDS", 0.5)
+    monkeypatch.setattr(processors, "_SPARE_LOOK_SECONDS", 0.05)
+    members = [connect(InmemSettings(broker=server)) for _ in range(PARTITIONS)]
+    async with AsyncExitStack() as stack, viewing(bus) as view:
+        running: list[Processor] = []
+        for each in members:
+            await stack.enter_async_context(each)
+            running.append(await stack.enter_async_context(processing(each)))
+        await until(lambda: all(len(each.partitions) == 1 for each in running))
+        async with processing(bus) as spare:
+            async with asyncio.timeout(SECONDS):
+                await spare.ready()
+            assert (spare.state, spare.partitions) == (ProcessorState.RUNNING, {})
+            running[0].stop()
+            await until(lambda: len(spare.partitions) == 1)
+            async with asyncio.timeout(SECONDS):
+                await spare.ready()
+            assert list(spare.partitions.values()) == [PartitionState.RUNNING]
+            await publish(bus, ones(100))
+            await until(lambda: total(view) == 100)
+
+
+async def test_a_member_is_not_ready_before_it_has_its_share(
+    server: Broker, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processors, "_SPARE_LOOK_SECONDS", 0.05)
+    hanging, going = asyncio.Event(), asyncio.Event()
+
+    async def hang(ctx: Context, value: int) -> None:
+        hanging.set()
+        await going.wait()
+        count(ctx, value)
+
+    await publish(bus, ones(PARTITIONS * 10))
+    async with connect(InmemSettings(broker=server)) as other, processing(bus, counting(hang)):
+        await asyncio.wait_for(hanging.wait(), SECONDS)
+        async with processing(other) as second:
+            ready = asyncio.create_task(second.ready())
+            # The first gives nothing away while its callbacks hang.
+            await until(lambda: second.state is ProcessorState.RUNNING)
+            assert not ready.done()
+            going.set()
+            await asyncio.wait_for(ready, SECONDS)
+            assert len(second.partitions) == PARTITIONS // 2
 
 
 async def test_p8_tables_are_recovered_ahead(bus: Bus) -> None:
