@@ -57,7 +57,7 @@ ALERTS: Final = "demo.streams.alerts"
 """Aircraft that were late ten times in a row."""
 
 PARTITIONS: Final = 6
-_FOREVER: Final = timedelta(days=36_500)
+_FOREVER: Final = timedelta(days=24_000)
 
 
 class Plane(msgspec.Struct, frozen=True):
