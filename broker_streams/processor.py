@@ -43,6 +43,7 @@ from broker import (
     Retry,
     Service,
     TopicPartition,
+    Unsupported,
 )
 from broker_streams import keys
 from broker_streams.checkpoint import Checkpoint
@@ -885,16 +886,23 @@ class Processor(Service):
         persist = self.group.persist
         if persist is None:
             raise ConfigurationError(f"Group {self.group.name!r} has no Persist, so it has no rows")
-        wire = keys.encode(key)
-        partition = await self.bus.partition_of(self.group.table, wire, partitioner=self.group.partitioner)
-        runner = self._runners.get(partition)
-        if runner is None:
+        wire, table = keys.encode(key), self.group.table
+        try:
+            homes = [await self.bus.partition_of(table, wire, partitioner=self.group.partitioner)]
+        except Unsupported:
+            # The broker does not tell where it puts keys.
+            homes = list(await self.bus.log.partitions(table))
+        here = [runner for partition in homes if (runner := self._runners.get(partition)) is not None]
+        for runner in here:
+            if (data := runner.store.get(keys.ROWS, wire)) is not None:
+                return persist.codec.decode(data)
+        if len(here) < len(homes):
+            where = f"partition {homes[0]}" if len(homes) == 1 else "a partition"
             raise NotFound(
-                f"Key {key!r} belongs to partition {partition} of {self.group.table!r}, which does not run here",
+                f"Key {key!r} belongs to {where} of {table!r} that does not run here",
                 advice="Ask the member that has it, or read the table by a View",
             )
-        data = runner.store.get(keys.ROWS, wire)
-        return None if data is None else persist.codec.decode(data)
+        return None
 
     async def visit(self, name: str, meta: Any = None) -> int:
         """Call the `Visitor` of this name for every row of this member's partitions, between messages.

@@ -18,6 +18,7 @@ class Limited(BrokerOptions):
     atomic: bool = True
     tables: bool = True
     rows: int | None = None
+    tells_partitions: bool = True
 
     def capabilities(self) -> Capabilities:
         able = BrokerOptions.capabilities(self)
@@ -27,5 +28,6 @@ class Limited(BrokerOptions):
             tables=self.tables,
             atomic_tables=self.atomic,
             table_rows=self.rows,
+            partition_of=self.tells_partitions,
         )
         return replace(able, publish=publish)

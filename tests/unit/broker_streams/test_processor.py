@@ -410,16 +410,22 @@ async def test_many_messages_pass_a_processor_that_pauses_its_partitions(bus: Bu
         assert await processor.get("key-7") == 1200
 
 
-async def test_get_reads_the_partitions_of_this_member(bus: Bus) -> None:
-    await publish(bus, [("a", 5)])
-    async with processing(bus) as processor, viewing(bus) as view:
-        await processor.ready()
-        await until(lambda: view.get("a") == 5)
-        await until(lambda: any(each.checkpoints for each in processor.runners))
-        assert await processor.get("a") == 5
-        assert await processor.get("none") is None
-    with pytest.raises(NotFound, match="does not run here"):
-        await processor.get("a")
+@pytest.mark.parametrize("tells", [True, False])
+async def test_get_reads_the_partitions_of_this_member(tells: bool) -> None:
+    async with connect(InmemSettings(broker=Broker(Limited(tells_partitions=tells)))) as bus:
+        await prepare(bus)
+        await publish(bus, [("a", 5)])
+        async with processing(bus) as processor, viewing(bus) as view:
+            await processor.ready()
+            await until(lambda: view.get("a") == 5)
+            await until(lambda: any(each.checkpoints for each in processor.runners))
+            assert await processor.get("a") == 5
+            assert await processor.get("none") is None
+        with pytest.raises(NotFound, match="does not run here"):
+            await processor.get("a")
+
+
+async def test_get_needs_rows(bus: Bus) -> None:
     with pytest.raises(ConfigurationError, match="has no Persist"):
         await Processor(bus, Group("bare", Input("clicks", Json(int), lambda ctx, value: None))).get("a")
 
