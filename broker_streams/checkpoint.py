@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -11,6 +11,8 @@ from broker import DecodeError
 __all__ = ["Checkpoint"]
 
 _FORMAT: Final = 1
+_PENDING: Final = 2
+"""The format of a checkpoint with a token: versions that do not know tokens must not take it for a whole one."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     :ivar number: of the checkpoint, counted from the first of the partition.
     :ivar version: of the rows: `Persist(version=)`.
     :ivar fingerprint: of the group, as `group.fingerprint()`.
+    :ivar redo: the token of the redo records that have its rows, while the table may lack some; otherwise empty.
     """
 
     positions: dict[str, int] = {}
@@ -38,10 +41,19 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     fingerprint: dict[str, Any] = {}
     format: int = _FORMAT
+    redo: str = ""
 
     def pack(self) -> bytes:
         """The bytes of the checkpoint."""
         return _pack(self)
+
+    def pending(self, token: str) -> Self:
+        """The same checkpoint while the table may lack rows, which the redo records with this token have."""
+        return msgspec.structs.replace(self, redo=token, format=_PENDING)
+
+    def settled(self) -> Self:
+        """The same checkpoint once the table has all rows."""
+        return msgspec.structs.replace(self, redo="", format=_FORMAT)
 
     @classmethod
     def unpack(cls, data: bytes) -> Checkpoint:
@@ -54,9 +66,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
                 native=error,
                 advice="Another program wrote it; give the group a table topic of its own (table=)",
             ) from error
-        if found.format > _FORMAT:
+        if found.format > _PENDING:
             raise DecodeError(
-                f"The checkpoint has format {found.format}, and this version of the package reads up to {_FORMAT}",
+                f"The checkpoint has format {found.format}, and this version of the package reads up to {_PENDING}",
                 advice="Upgrade the package: a newer version of it wrote the checkpoint",
             )
         return found

@@ -4,13 +4,16 @@
 |---|---|---|
 | transactions | one transaction over all partitions: outputs, rows, checkpoint rows, positions | exactly once |
 | atomic writes to tables | outputs with ids; rows and checkpoint in one fenced write; positions | exactly once (1) |
-| writes to tables | outputs; rows and checkpoint in order, by a fenced writer; positions | at least once |
+| writes to tables | outputs; by a fenced writer redo records, checkpoint, rows, checkpoint | exactly once (1) |
+| the same, as a choice | outputs; rows and checkpoint in order, by a fenced writer; positions | at least once |
 | publishing to a partition | outputs, rows, checkpoint, positions | at least once |
 
-(1) Rows always; outputs after a crash for as long as the broker drops repeated ids, later they repeat with the same id.
+(1) Rows always; outputs after a crash for as long as the broker drops repeated ids; otherwise they repeat with the same
+id.
 
-The truth is the checkpoint row: recovery ends at it, and reading goes on at its positions. The positions of the group
-are for lag and tools; only a transaction commits both together.
+The truth is the checkpoint row: recovery ends at it, and reading goes on at its positions. Redo records have no effect
+before it is there (see `redo`). The positions of the group are for lag and tools; only a transaction commits both
+together.
 
 *Concurrency.* One write at a time. *Cancellation.* A cancelled write may have been carried out: roll back to what the
 table holds. *Failure.* A write that may be repeated is repeated until it succeeds, where that is safe; what `write`
@@ -22,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -50,6 +54,7 @@ from broker import (
 from broker_streams.checkpoint import Checkpoint
 from broker_streams.engine import Effects
 from broker_streams.graph import Group
+from broker_streams.redo import pack
 
 __all__ = ["Commits", "Fenced", "Guarantee", "Part", "Written", "check_capabilities", "choose_commits"]
 
@@ -58,6 +63,8 @@ logger: Final = logging.getLogger("broker_streams")
 Guarantee = Literal["exactly_once", "at_least_once"]
 
 _AGAIN: Final = Retry(initial=0.1, maximum=10.0)
+_REDO_BYTES: Final = 1 << 19
+"""The most bytes of a redo record, unless one of its rows has more."""
 _LOOK_SECONDS: Final = 30.0
 """How often the end of the table is asked for, so that a restart does not read again what is in the store."""
 
@@ -92,6 +99,11 @@ class Part:
     @property
     def checkpoint(self) -> Checkpoint:
         return self.effects.checkpoint
+
+    @property
+    def written_before(self) -> bytes:
+        """The checkpoint that is in the table, as it is written again."""
+        return self.before if self.before is not None else Checkpoint().pack()
 
     def check(self) -> None:
         """Check that it may be written.
@@ -137,6 +149,15 @@ class Commits(Protocol):
         ...
 
     async def detach(self, partition: int) -> None: ...
+    async def claim(self, partition: int, rows: Mapping[bytes, bytes | None], checkpoint: Checkpoint) -> None:
+        """After the table partition was recovered, and before anything else is written to it: write what was found,
+        if some of it may be missing, or if something of an older owner could still come after it.
+
+        :param rows: those of the checkpoint that the table may lack.
+        :raises Fenced: another process writes the partition.
+        """
+        ...
+
     async def write(self, parts: Sequence[Part]) -> Mapping[int, Written]:
         """Write; return the outcome of each part.
 
@@ -182,13 +203,14 @@ def choose_commits(bus: Bus, group: Group, guarantee: Guarantee | None, name: st
     if guarantee != "at_least_once":
         if publish.transactions and publish.partitions:
             return _Transactions(bus, group, name)
-        if publish.tables and publish.atomic_tables:
-            return _TableWrites(bus, group, "exactly_once", "atomic writes to the table")
+        if publish.tables and not publish.transactions:
+            how = "atomic writes to the table" if publish.atomic_tables else "redo records before the rows"
+            return _TableWrites(bus, group, "exactly_once", how)
         if guarantee == "exactly_once":
             raise Unsupported(
-                f"{bus.capabilities.backend} has neither transactions nor atomic writes to tables, so messages may "
+                f"{bus.capabilities.backend} has neither transactions nor fenced writes to tables, so messages may "
                 "count twice after a crash",
-                advice='Take guarantee="at_least_once", or a broker with publish.transactions or publish.atomic_tables',
+                advice='Take guarantee="at_least_once", or a broker with publish.transactions or publish.tables',
             )
     if publish.tables and not publish.transactions:
         return _TableWrites(bus, group, "at_least_once", "fenced writes to the table")
@@ -237,6 +259,8 @@ class _Transactions:
 
     async def detach(self, partition: int) -> None: ...
 
+    async def claim(self, partition: int, rows: Mapping[bytes, bytes | None], checkpoint: Checkpoint) -> None: ...
+
     async def write(self, parts: Sequence[Part]) -> Mapping[int, Written]:
         publisher = await self._open()
         outputs = await self._outputs.by_topic(parts)
@@ -269,6 +293,9 @@ class _TableWrites:
         self.how = how
         # The checkpoint is a row too, but one that the limit does not count.
         self.most_rows = bus.capabilities.publish.table_rows
+        self._atomic = bus.capabilities.publish.atomic_tables
+        body = bus.capabilities.publish.limits.body
+        self._redo_bytes = _REDO_BYTES if body is None else min(_REDO_BYTES, body // 2)
         self._bus = bus
         self._table = group.table
         self._outputs = _Outputs(bus, group)
@@ -314,22 +341,38 @@ class _TableWrites:
     def _writer(self, part: Part) -> TableWriter:
         return self._writers[part.partition][0]
 
+    async def claim(self, partition: int, rows: Mapping[bytes, bytes | None], checkpoint: Checkpoint) -> None:
+        if self._atomic and not checkpoint.redo:
+            # What an older owner has under way is refused, or comes first and has this one's writes refused.
+            return
+        packed = checkpoint.settled().pack()
+        part = Part(partition, Effects(dict(rows), {}, [], checkpoint, {}, {}), packed, checkpoint.pack())
+        await self._write_all(part, self._writer(part), _rows(part), part.written_before, packed)
+
     async def _write(self, part: Part, writer: TableWriter) -> None:
-        rows = _rows(part)
-        most = self.most_rows
-        if most is not None and len(rows) > most:
-            logger.warning(
-                "A checkpoint of partition %d has %d rows; %d are written together, so a crash in between counts some "
-                "messages twice",
-                part.partition,
-                len(rows),
-                most,
-            )
-            before = part.before if part.before is not None else Checkpoint().pack()
-            while len(rows) > most:
-                await self._write_once(part, writer, rows[:most], before)
-                rows = rows[most:]
-        await self._write_once(part, writer, rows, part.packed)
+        rows, most = _rows(part), self.most_rows
+        if not rows or (self._atomic and (most is None or len(rows) <= most)):
+            await self._write_once(part, writer, rows, part.packed)
+        elif self.guarantee == "exactly_once":
+            pending = part.checkpoint.pending(token := uuid.uuid4().hex)
+            packed = pending.pack()
+            records = pack(part.effects.rows, token, self._redo_bytes)
+            redo = [OutboundMessage(data, key, partition=part.partition) for key, data in records.items()]
+            await self._write_all(part, writer, redo, part.written_before, packed)
+            # The checkpoint counts. Whoever finds it writes these rows, if this member cannot.
+            await self._write_all(part, writer, rows, packed, part.packed)
+        else:
+            await self._write_all(part, writer, rows, part.written_before, part.packed)
+
+    async def _write_all(
+        self, part: Part, writer: TableWriter, rows: Sequence[OutboundMessage], before: bytes, checkpoint: bytes
+    ) -> None:
+        """Write rows and a checkpoint, in parts if they are many; all parts but the last have the one before."""
+        most = self.most_rows or len(rows) or 1
+        while len(rows) > most:
+            await self._write_once(part, writer, rows[:most], before)
+            rows = rows[most:]
+        await self._write_once(part, writer, rows, checkpoint)
 
     async def _write_once(
         self, part: Part, writer: TableWriter, rows: Sequence[OutboundMessage], checkpoint: bytes
@@ -382,6 +425,8 @@ class _PlainWrites:
         """Nothing fences: a member that was cut off may write rows a moment longer."""
 
     async def detach(self, partition: int) -> None: ...
+
+    async def claim(self, partition: int, rows: Mapping[bytes, bytes | None], checkpoint: Checkpoint) -> None: ...
 
     async def write(self, parts: Sequence[Part]) -> Mapping[int, Written]:
         assert self._consumer is not None

@@ -4,6 +4,7 @@
 |---|---|---|
 | `ROWS` | the application's key, in UTF-8 | the row, as the codec of the table writes it |
 | `ROWS` | the reserved prefix, `t`, and the application's key | the agenda: timers, open windows, expiry |
+| `ROWS` | the reserved prefix, `r`, and a number | a redo record: rows of the last checkpoint, see `redo` |
 | `DUE` | a part of the index, a time in 8 bytes, and the application's key | nothing |
 
 `ROWS` are the rows of the table topic, too. `DUE` is only in the store of a partition, and follows from the agendas.
@@ -18,6 +19,7 @@ from broker_streams.agenda import PARTS, Agenda
 
 __all__ = [
     "DUE",
+    "REDO",
     "RESERVED",
     "RESERVED_STARTS",
     "ROWS",
@@ -30,6 +32,7 @@ __all__ = [
     "encode",
     "is_reserved",
     "parse_due",
+    "redo_key",
     "user_key",
 ]
 
@@ -43,6 +46,9 @@ RESERVED: Final = b"\x00anybroker\x00"
 
 RESERVED_STARTS: Final = (RESERVED, CHECKPOINT_KEY)
 """How reserved keys begin; other keys may begin with the second, too."""
+
+REDO: Final = RESERVED + b"r"
+"""The beginning of the keys of redo records."""
 
 _AGENDA: Final = RESERVED + b"t"
 _AGENDA_LENGTH: Final = len(_AGENDA)
@@ -95,6 +101,11 @@ def agenda_key(key: bytes) -> bytes:
 def user_key(row: bytes) -> bytes | None:
     """The application's key if the row is an agenda; otherwise None."""
     return row[_AGENDA_LENGTH:] if row.startswith(_AGENDA) else None
+
+
+def redo_key(number: int) -> bytes:
+    """The key of a redo record."""
+    return REDO + b"%d" % number
 
 
 def due_key(part: bytes, time: int, key: bytes) -> bytes:

@@ -30,10 +30,12 @@ from broker import (
     TopicNotFound,
     TopicPartition,
 )
+from broker_streams import keys
 from broker_streams.checkpoint import Checkpoint
 from broker_streams.commits import Part, choose_commits
 from broker_streams.effects import Effects
 from broker_streams.graph import Group, Input, table_of
+from broker_streams.redo import redo_rows
 from broker_streams.stores.directory import StateDirectory, StoredState, instances
 
 __all__ = ["Behind", "Move", "Reset", "ResetTo", "StoredGroup", "find_group", "lag"]
@@ -219,6 +221,8 @@ class Reset:
             for number, positions in after.items():
                 await consumer.seek({TopicPartition(topic, number): at for topic, at in positions.items()})
                 await commits.attach(number)
+                before = stored.checkpoints[number] or Checkpoint()
+                await commits.claim(number, await _redo_rows(bus, stored.table, number, before.redo), before)
                 rows = await _rows(bus, stored.table, number) if self._rows else []
                 checkpoint = self._checkpoint(number, positions)
                 most = min(commits.most_rows or _ROWS_AT_ONCE, _ROWS_AT_ONCE)
@@ -240,6 +244,7 @@ class Reset:
         if self._to == "earliest" or self._rows:
             # What was seen of the loop, and the time of the partition, belong to messages that are handled again.
             kept = Checkpoint(version=before.version, fingerprint=before.fingerprint)
+        kept = kept.settled()
         return msgspec.structs.replace(kept, positions=positions, epoch=before.epoch + 1, number=before.number + 1)
 
 
@@ -337,13 +342,22 @@ async def _rows(bus: Bus, table: str, partition: int) -> list[bytes]:
     rows: dict[bytes, None] = {}
     async for batch in bus.log.read(table, partition):
         for key, data in batch.rows("key", "data"):
-            if key is None or key == CHECKPOINT_KEY:
+            if key is None or key == CHECKPOINT_KEY or key.startswith(keys.REDO):
                 continue
             if data is None:
                 rows.pop(key, None)
             else:
                 rows[key] = None
     return list(rows)
+
+
+async def _redo_rows(bus: Bus, table: str, partition: int, token: str) -> dict[bytes, bytes | None]:
+    """The rows of the redo records of a partition that have this token; none without one."""
+    records: dict[bytes, bytes | None] = {}
+    if token:
+        async for batch in bus.log.read(table, partition):
+            records |= {key: data for key, data in batch.rows("key", "data") if key and key.startswith(keys.REDO)}
+    return redo_rows(filter(None, records.values()), token)
 
 
 async def _bounds(bus: Bus, topic: str) -> Mapping[int, Bounds] | None:

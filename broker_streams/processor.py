@@ -48,7 +48,7 @@ from broker import (
 from broker_streams import keys
 from broker_streams.checkpoint import Checkpoint
 from broker_streams.checkpointer import Checkpointer
-from broker_streams.commits import Guarantee, check_capabilities, choose_commits
+from broker_streams.commits import Fenced, Guarantee, check_capabilities, choose_commits
 from broker_streams.context import Context
 from broker_streams.engine import Reader
 from broker_streams.graph import Group, Input, differences
@@ -582,7 +582,7 @@ class Processor(Service):
                 logger.debug("Partition %d of group %s went: %s", partition, self.group.name, error)
                 return
             except BrokerError as error:
-                if not error.retriable:
+                if not (error.retriable or isinstance(error, Fenced)):
                     raise
                 failures += 1
                 delay = _AGAIN.delay(failures)
@@ -625,6 +625,15 @@ class Processor(Service):
         if not seen:
             self._check_positions(partition, committed, packed, together=commits.together)
         checkpoint = Checkpoint() if packed is None else Checkpoint.unpack(packed)
+        rows = tables.own.redo(checkpoint.redo) if checkpoint.redo else {}
+        await commits.claim(partition, rows, checkpoint)
+        if checkpoint.redo:
+            checkpoint = checkpoint.settled()
+            tables.store.write({}, {CHECKPOINT: checkpoint.pack()})
+            logger.info(
+                "Partition %d of table %s: wrote %d rows of the last checkpoint again, which may have been missing",
+                *(partition, self.group.table, len(rows)),
+            )
         if checkpoint.fingerprint:
             self._tell_differences(checkpoint.fingerprint)
         missing = {topic: position for topic, position in committed.items() if topic not in checkpoint.positions}

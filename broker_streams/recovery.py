@@ -32,6 +32,7 @@ from broker import (
     TopicRecreated,
 )
 from broker_streams import keys
+from broker_streams.redo import stored_redo
 from broker_streams.stores.store import Store
 
 __all__ = ["CHECKPOINT", "TIME", "CopyState", "Enough", "TableCopy", "position_name", "stamp"]
@@ -225,6 +226,15 @@ class TableCopy:
         """
         stale = 0.0 if current else self.staleness
         self.store.write({}, {} if stale is None else {TIME: stamp(stale)})
+
+    def redo(self, token: str) -> dict[bytes, bytes | None]:
+        """Bring the store up to a checkpoint whose rows may not all be in the table; return these rows.
+
+        :param token: of the checkpoint that was read last.
+        """
+        rows = stored_redo(self.store, token)
+        self.store.write({keys.ROWS: rows, keys.DUE: self._due(rows)})
+        return rows
 
     # -- reading -------------------------------------------------------------------------------------------
 

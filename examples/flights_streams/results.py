@@ -30,7 +30,7 @@ class Results:
 
     :ivar aircraft: rows of the table.
     :ivar hours: by carrier and start. Of an hour that was written again, the copy with the most flights counts: where
-        the broker is at least once, the end of an hour may come a second time alone.
+        rows are at least once, the end of an hour may come a second time alone.
     :ivar alerts: by aircraft and flight.
     :ivar copies: hours and alerts that were there before.
     :ivar read, seconds: rows that were read for `aircraft`, and how long that took.

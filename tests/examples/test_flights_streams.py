@@ -309,4 +309,4 @@ def test_the_same_on_kafka(tmp_path: Path) -> None:
 def test_the_same_on_pulsar(tmp_path: Path) -> None:
     outcome, _ = run(pulsar.shared_server().url, tmp_path / "streams.png")
     assert outcome.failures == []
-    assert outcome.guarantee == "at_least_once"
+    assert outcome.guarantee == "exactly_once"

@@ -37,5 +37,12 @@ def test_other_bytes_are_refused(data):
 
 
 def test_a_newer_format_is_refused():
-    with pytest.raises(DecodeError, match="format 2"):
-        Checkpoint.unpack(msgspec.msgpack.encode({"format": 2}))
+    with pytest.raises(DecodeError, match="format 3"):
+        Checkpoint.unpack(msgspec.msgpack.encode({"format": 3}))
+
+
+def test_a_checkpoint_that_may_lack_rows_is_of_a_newer_format():
+    pending = FULL.pending("token")
+    assert (pending.redo, pending.format, FULL.format) == ("token", 2, 1)
+    assert Checkpoint.unpack(pending.pack()) == pending
+    assert pending.settled() == FULL

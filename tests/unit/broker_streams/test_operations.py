@@ -20,6 +20,7 @@ from broker import (
 from broker_inmem import Broker, InmemSettings
 from broker_streams import Context, Group, Input, Memory, Persist, Processor, StoreLocked, View, operations
 from broker_streams.operations import Reset, find_group, lag
+from broker_streams.redo import pack
 from broker_streams.stores.directory import StateDirectory
 from tests.unit.broker_streams.brokers import Limited
 
@@ -100,6 +101,24 @@ async def test_a_reset_without_rows_counts_again(bus: Bus, tmp_path: Path) -> No
         assert await reset.run() == 0
     await handle(bus, 2 * KEYS)
     assert await rows(bus) == [2] * KEYS
+
+
+async def test_a_reset_keeps_rows_that_a_crash_left_out(tmp_path: Path) -> None:
+    async with connect(InmemSettings(broker=Broker(RECIPES["fenced"]))) as bus:
+        await bus.admin.ensure_topic("clicks", partitions=2)
+        await publish(bus)
+        await handle(bus, KEYS)
+        pending = (await find_group(bus, NAME)).checkpoints[0]
+        assert pending is not None
+        redo = [OutboundMessage(data, key) for key, data in pack({b"left-out": b"5"}, "token", 1000).items()]
+        async with bus.table_writer(GROUP.table, 0) as writer:
+            await writer.write(redo, checkpoint=pending.pending("token").pack())
+        async with Reset(bus, await find_group(bus, NAME), to="latest", state_dir=tmp_path) as reset:
+            await reset.run()
+        assert sorted(await rows(bus)) == [*[1] * KEYS, 5]
+        for checkpoint in (await find_group(bus, NAME)).checkpoints.values():
+            assert checkpoint is not None
+            assert (checkpoint.redo, checkpoint.format) == ("", 1)
 
 
 async def test_a_reset_to_the_end_skips(bus: Bus, tmp_path: Path) -> None:
