@@ -256,6 +256,7 @@ class PartitionRunner:
         self._turn = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._visit: asyncio.Task[int] | None = None
         self._ending = False
         self._synced = 0.0
 
@@ -306,18 +307,18 @@ class PartitionRunner:
 
     async def halt(self) -> None:
         """Stop handling messages: after the current ones, or within seconds. `take` may be called afterwards."""
-        task = self._task
-        if task is not None:
+        if self._task is not None:
             self._ending = True
             self._news.set()
-            if not task.done():
-                await asyncio.wait((task,), timeout=_HALT_SECONDS)
+            if working := [each for each in (self._task, self._visit) if each is not None and not each.done()]:
+                await asyncio.wait(working, timeout=_HALT_SECONDS)
             await self.abort()
 
     async def abort(self) -> None:
         """Stop handling messages at once."""
+        self._ending = True
         task, self._task = self._task, None
-        for each in (task, self._looking):
+        for each in (task, self._visit, self._looking):
             if each is not None and not each.done():
                 each.cancel()
                 await asyncio.wait((each,))
@@ -449,10 +450,23 @@ class PartitionRunner:
             before = self.handled.get(topic, (0, 0))
             self.handled[topic] = (before[0] + number, before[1] + size)
 
-    async def visit(self, visitor: Any, meta: Any, keys_of_rows: Sequence[bytes]) -> int:
-        """Call a visitor for rows, between messages; return how many there were."""
+    async def visit(self, visitor: Any, meta: Any, keys_of_rows: Sequence[bytes]) -> int | None:
+        """Call a visitor for rows, between messages; return how many there were, or None if the runner was halted."""
         async with self._turn:
-            visited = await self.engine.visit(visitor, meta, keys_of_rows)
+            if self._ending:
+                return None
+            # A task of its own, so that a visitor that waits does not hold up who halts the runner.
+            visit = self._visit = asyncio.create_task(self.engine.visit(visitor, meta, keys_of_rows))
+            try:
+                await asyncio.wait((visit,))
+            finally:
+                self._visit = None
+                if not visit.done():
+                    visit.cancel()
+                    await asyncio.wait((visit,))
+        if visit.cancelled():
+            return None
+        visited = visit.result()
         self._progress(visited)
         return visited
 

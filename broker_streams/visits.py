@@ -58,6 +58,7 @@ class Visit:
         self._failed = failed
         self._undone = {runner: runner.undone for runner in runners}
         self._failure: BaseException | None = None
+        self._halted: PartitionRunner | None = None
         self._visited = 0
 
     async def run(self) -> int:
@@ -84,11 +85,15 @@ class Visit:
             if not found:
                 return
             try:
-                self._visited += await runner.visit(self._name, self._meta, found)
+                visited = await runner.visit(self._name, self._meta, found)
             except Exception as error:
                 self._failure = error
                 self._failed(runner, error)
                 return
+            if visited is None:
+                self._halted = runner
+                return
+            self._visited += visited
             after = found[-1]
             await asyncio.sleep(0)
 
@@ -106,5 +111,5 @@ class Visit:
         if self._failure is not None:
             raise VisitAborted(self._visited, "the visitor failed", self._failure) from self._failure
         for runner in self._runners:
-            if not self._goes_on(runner):
+            if runner is self._halted or not self._goes_on(runner):
                 raise VisitAborted(self._visited, f"partition {runner.partition} left, or went back to a checkpoint")
