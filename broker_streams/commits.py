@@ -26,7 +26,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
@@ -269,7 +269,10 @@ class _Transactions:
         try:
             async with publisher.transaction(self._consumer, positions=_positions(parts)) as transaction:
                 await asyncio.gather(
-                    *(transaction.publish_batch(topic, batch, receipts=False) for topic, batch in outputs.items())
+                    *(
+                        _naming(topic, transaction.publish_batch(topic, batch, receipts=False))
+                        for topic, batch in outputs.items()
+                    )
                 )
                 await transaction.publish_batch(self._table, rows, receipts=False)
                 receipts = await transaction.publish_batch(self._table, ends)
@@ -477,7 +480,7 @@ class _Outputs:
         failures = 0
         while messages:
             try:
-                await self._bus.topic(topic).publish_batch(messages, receipts=False)
+                await _naming(topic, self._bus.topic(topic).publish_batch(messages, receipts=False))
                 return
             except BrokerError as error:
                 if not error.retriable:
@@ -522,6 +525,16 @@ async def _commit(consumer: RecordConsumer[Any], parts: Sequence[Part]) -> None:
         logger.debug("The positions of a checkpoint were not committed: %s", error)
     except BrokerError as error:
         logger.warning("The positions of a checkpoint were not committed; the next one commits them: %s", error)
+
+
+async def _naming(topic: str, publishing: Awaitable[object]) -> None:
+    """Publish outputs; an error that repeating does not help against says to which topic."""
+    try:
+        await publishing
+    except BrokerError as error:
+        if not error.retriable and repr(topic) not in error.message:
+            error.message = f"Topic {topic!r}: {error.message}"
+        raise
 
 
 async def _pause(what: str, failures: int, error: BrokerError) -> None:
