@@ -54,12 +54,3 @@ async def test_e1_errors(bus: Bus, server: Broker) -> None:
     await emitter.close()
     with pytest.raises(Closed, match="is closed"):
         await emitter.emit("a", 5)
-
-
-async def test_e2_receipts_of_queued_values_of_a_partition_are_in_order(bus: Bus) -> None:
-    async with Emitter(bus, "clicks", Json(int)) as emitter:
-        futures = [await emitter.enqueue("a", n) for n in range(2000)]
-        await emitter.flush()
-        offsets = [future.result().offset or 0 for future in futures]
-    assert offsets == sorted(offsets)
-    assert len(set(offsets)) == 2000

@@ -19,7 +19,6 @@ from broker import (
     CHECKPOINT_KEY,
     BackendError,
     Bus,
-    Closed,
     ConfigurationError,
     ConnectionFailed,
     Json,
@@ -36,10 +35,9 @@ from broker_streams import commits
 from broker_streams import processor as processors
 from broker_streams.checkpoint import Checkpoint
 from broker_streams.context import Context
-from broker_streams.failures import StreamFailed
-from broker_streams.graph import Edge, Group, Input, Join, Lookup, Loop, Output, Persist, Timer, Visitor
+from broker_streams.graph import Edge, Group, Input, Join, Lookup, Loop, Output, Persist, Timer
 from broker_streams.partition import PartitionState
-from broker_streams.processor import Processor, VisitAborted
+from broker_streams.processor import Processor
 from broker_streams.recovery import CopyState
 from broker_streams.stats import ProcessorState
 from broker_streams.stores.lmdb import Lmdb
@@ -136,57 +134,6 @@ async def outputs(bus: Bus) -> list[tuple[str, int]]:
 # -- the life of a processor -------------------------------------------------------------------------------
 
 
-async def test_p13_states(bus: Bus) -> None:
-    processor = processing(bus)
-    assert processor.state is ProcessorState.IDLE
-    async with processor:
-        await processor.ready()
-        assert processor.state is ProcessorState.RUNNING
-        assert processor.partitions == dict.fromkeys(range(PARTITIONS), PartitionState.RUNNING)
-    assert processor.state is ProcessorState.STOPPED
-    assert processor.partitions == {}
-
-
-async def test_p13_states_can_be_watched(bus: Bus) -> None:
-    processor = processing(bus)
-    seen: list[ProcessorState] = []
-
-    async def watch() -> None:
-        async for state in processor.states():
-            seen.append(state)  # noqa: PERF401 - as they come
-
-    watching = asyncio.create_task(watch())
-    await until(lambda: bool(seen))
-    async with processor:
-        await processor.ready()
-        await until(lambda: ProcessorState.RUNNING in seen)
-    await asyncio.wait_for(watching, SECONDS)
-    assert (seen[0], seen[-1]) == (ProcessorState.IDLE, ProcessorState.STOPPED)
-    assert [state async for state in processor.states()] == [ProcessorState.STOPPED]
-
-
-async def test_p4_a_processor_opens_once(bus: Bus) -> None:
-    processor = processing(bus)
-    with pytest.raises(Closed, match="is not open"):
-        await processor.ready()
-    async with processor:
-        pass
-    with pytest.raises(Closed, match="opens once"):
-        await processor.run()
-    with pytest.raises(Closed):
-        await processor.ready()
-
-
-async def test_run_ends_with_stop(bus: Bus) -> None:
-    processor = processing(bus)
-    running = asyncio.create_task(processor.run())
-    await asyncio.sleep(0)
-    async with asyncio.timeout(SECONDS):
-        await processor.ready()
-        processor.stop()
-        await running
-
-
 async def test_it_is_a_service(server: Broker) -> None:
     bus = connect(InmemSettings(broker=server))
     await bus.open()
@@ -265,21 +212,6 @@ async def test_the_best_guarantee_is_taken(recipe: str, asked: Any, guarantee: s
 # -- messages and checkpoints ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-async def test_p1_restarts_count_nothing_twice(recipe: str) -> None:
-    async with connect(InmemSettings(broker=Broker(RECIPES[recipe]))) as bus:
-        await prepare(bus)
-        await publish(bus, ones(10, keys=3))
-        for _ in range(4):
-            async with processing(bus) as processor:
-                await processor.ready()
-                async with viewing(bus) as view:
-                    await until(lambda: total(view) >= 10)
-                    assert dict(view.items()) == {"key-0": 4, "key-1": 3, "key-2": 3}
-        assert len(await outputs(bus)) == 10
-        assert (await bus.admin.lag("clicks", "counts")).waiting == 0
-
-
 async def test_the_last_checkpoint_is_written_at_the_end(bus: Bus) -> None:
     await publish(bus, ones(100))
     async with processing(bus, checkpoint_interval=1000) as processor:
@@ -294,70 +226,6 @@ async def test_a_number_of_messages_makes_a_checkpoint(bus: Bus) -> None:
     await publish(bus, ones(100))
     async with processing(bus, checkpoint_interval=1000, checkpoint_messages=100), viewing(bus) as view:
         await until(lambda: total(view) == 100)
-
-
-async def test_p3_a_failing_message_keeps_what_was_before_it(bus: Bus) -> None:
-    seen: list[int] = []
-
-    def failing(ctx: Context, value: int) -> None:
-        seen.append(value)
-        if value == 2 and seen.count(2) == 1:
-            raise ValueError("the second")
-        count(ctx, value)
-
-    await publish(bus, [("a", 1), ("a", 2)])
-    with pytest.raises(StreamFailed, match="the second"):
-        await processing(bus, counting(failing)).run()
-    async with viewing(bus) as view:
-        assert view.get("a") == 1
-        async with processing(bus, counting(failing)) as processor:
-            await processor.ready()
-            await until(lambda: view.get("a") == 3)
-    assert seen == [1, 2, 2]
-
-
-async def test_p9_an_output_that_is_not_declared_ends_it(bus: Bus) -> None:
-    undeclared = Output("others", Json(int))
-
-    def emit(ctx: Context, value: int) -> None:
-        ctx.emit(undeclared, key=ctx.key, value=value)
-
-    await publish(bus, ones(1))
-    async with asyncio.timeout(SECONDS):
-        with pytest.raises(Exception, match="others"):
-            await processing(bus, counting(emit)).run()
-
-
-async def test_ready_raises_what_went_wrong(bus: Bus) -> None:
-    def fail(ctx: Context, value: int) -> None:
-        raise ValueError("always")
-
-    await publish(bus, ones(1))
-    processor = processing(bus, counting(fail))
-    with pytest.raises(StreamFailed):
-        async with processor:
-            await until(lambda: processor.state is ProcessorState.STOPPED)
-            with pytest.raises(StreamFailed, match="always"):
-                await processor.ready()
-            processor.stop()
-
-
-async def test_p10_a_partition_that_waits_does_not_stop_the_others(bus: Bus) -> None:
-    gate = asyncio.Event()
-
-    async def wait(ctx: Context, value: int) -> None:
-        if value == 100:
-            await gate.wait()
-        count(ctx, value)
-
-    await bus.topic("clicks").publish_batch(
-        [OutboundMessage(b"100" if n == 0 else b"1", f"key-{n}", partition=n) for n in range(PARTITIONS)]
-    )
-    async with processing(bus, counting(wait)) as processor, viewing(bus) as view:
-        await processor.ready()
-        await until(lambda: total(view) == PARTITIONS - 1)
-        gate.set()
-        await until(lambda: total(view) == PARTITIONS - 1 + 100)
 
 
 async def test_a_deferred_message_holds_its_checkpoint_back(bus: Bus) -> None:
@@ -380,30 +248,6 @@ async def test_a_deferred_message_holds_its_checkpoint_back(bus: Bus) -> None:
         for done in held:
             done()
         await until(lambda: view.get("a") == 2)
-
-
-async def test_p11_five_inputs_and_a_loop_reach_the_exact_sum(bus: Bus) -> None:
-    topics = [f"input-{n}" for n in range(5)]
-    for topic in topics:
-        await bus.admin.ensure_topic(topic, partitions=PARTITIONS)
-
-    def forward(ctx: Context, value: int) -> None:
-        ctx.loop(loop, key="sum", value=value)
-
-    def add(ctx: Context, value: int) -> None:
-        ctx[counts] = (ctx[counts] or 0) + value
-
-    loop = Loop(Json(int), add)
-    group = Group("sums", Input(topics, Json(int), forward), loop, counts)
-    chance = random.Random(3)
-    values = [(topic, f"key-{n}", chance.randrange(100)) for topic in topics for n in range(40)]
-    for topic in topics:
-        await publish(bus, [(key, value) for each, key, value in values if each == topic], topic)
-    async with processing(bus, group) as processor, viewing(bus, "sums-table") as view:
-        await processor.ready()
-        wanted = sum(value for _, _, value in values)
-        await until(lambda: view.get("sum") == wanted)
-        assert await processor.get("sum") == wanted
 
 
 async def test_many_messages_pass_a_processor_that_pauses_its_partitions(bus: Bus) -> None:
@@ -825,50 +669,6 @@ async def test_a_group_that_has_positions_and_no_checkpoint_keeps_both(
 # -- rebalances --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe", ["transactions", "atomic", "plain"])
-async def test_p5_members_share_the_partitions(recipe: str) -> None:
-    server = Broker(RECIPES[recipe])
-    async with AsyncExitStack() as stack:
-        one, two = [await stack.enter_async_context(connect(InmemSettings(broker=server))) for _ in range(2)]
-        await prepare(one, 8)
-        first = await stack.enter_async_context(processing(one))
-        await first.ready()
-        assert len(first.partitions) == 8
-        view = await stack.enter_async_context(viewing(one))
-        await publish(one, ones(200, keys=40))
-        second = processing(two)
-        async with second:
-            await second.ready()
-            await until(lambda: sorted([*first.partitions, *second.partitions]) == list(range(8)))
-            await until(lambda: len(first.partitions) == len(second.partitions) == 4)
-            await publish(one, ones(200, keys=40))
-            await until(lambda: total(view) == 400)
-        await until(lambda: len(first.partitions) == 8)
-        await publish(one, ones(200, keys=40))
-        await until(lambda: total(view) == 600)
-        assert len(await outputs(one)) == 600
-
-
-async def test_p6_members_come_and_go_under_load(server: Broker, bus: Bus) -> None:
-    chance = random.Random(7)
-    published = 0
-    async with viewing(bus) as view:
-        members: list[tuple[Processor, AsyncExitStack]] = []
-        for _ in range(14):
-            if len(members) < 2 or (len(members) < 4 and chance.random() < 0.6):
-                stack = AsyncExitStack()
-                own = await stack.enter_async_context(connect(InmemSettings(broker=server)))
-                members.append((await stack.enter_async_context(processing(own)), stack))
-            else:
-                await members.pop(chance.randrange(len(members)))[1].aclose()
-            await publish(bus, ones(100, keys=20))
-            published += 100
-        await until(lambda: total(view) == published)
-        for _, stack in members:
-            await stack.aclose()
-    assert len(await outputs(bus)) == len(set(await outputs(bus))) == published
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("recipe", ["transactions", "atomic-10-rows"])
 async def test_p6_members_come_go_and_are_killed(recipe: str, seed: int) -> None:
@@ -972,23 +772,6 @@ async def test_p10_a_callback_that_hangs_stops_neither_a_rebalance_nor_the_end(s
             await until(lambda: total(view) == 4 * 101)
 
 
-async def test_p7_standby_has_rows_of_partitions_of_others(server: Broker, bus: Bus, tmp_path: Path) -> None:
-    async with connect(InmemSettings(broker=server)) as other, viewing(bus) as view:
-        first = processing(bus, standby="all")
-        async with first, processing(other, standby="all") as second:
-            await until(lambda: len(first.partitions) == len(second.partitions) == 2)
-            await publish(bus, ones(100))
-            await until(lambda: total(view) == 100)
-            assert set(first.stats().standby) == set(range(PARTITIONS)) - set(first.partitions)
-            tables: Any = vars(second)["_tables"]
-            await until(lambda: sum(each.store.count("rows") for each in tables.values()) == 10)
-            second.stop()
-            await until(lambda: len(first.partitions) == PARTITIONS)
-            await first.ready()
-            await publish(bus, ones(100))
-            await until(lambda: total(view) == 200)
-
-
 async def test_a_spare_member_is_ready_and_takes_over(
     server: Broker, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1038,17 +821,6 @@ async def test_a_member_is_not_ready_before_it_has_its_share(
             assert len(second.partitions) == PARTITIONS // 2
 
 
-async def test_p8_tables_are_recovered_ahead(bus: Bus) -> None:
-    await publish(bus, ones(100))
-    async with processing(bus), viewing(bus) as view:
-        await until(lambda: total(view) == 100)
-    async with processing(bus, recover_ahead=True) as processor:
-        await processor.ready()
-        stats = processor.stats()
-        assert sum(each.table.rows for each in stats.partitions.values()) > 0
-        assert await processor.get("key-1") == 10
-
-
 async def test_a_store_on_disk_is_not_read_again(bus: Bus, tmp_path: Path) -> None:
     options: dict[str, Any] = {"store": Lmdb(), "state_dir": tmp_path / "state"}
     await publish(bus, ones(100))
@@ -1058,109 +830,6 @@ async def test_a_store_on_disk_is_not_read_again(bus: Bus, tmp_path: Path) -> No
         await processor.ready()
         assert sum(each.table.rows for each in processor.stats().partitions.values()) == 0
         assert await processor.get("key-1") == 10
-
-
-# -- visits ------------------------------------------------------------------------------------------------
-
-
-def setting(ctx: Context, meta: Any) -> None:
-    if not isinstance(meta, int):
-        raise TypeError(f"meta is {meta!r}")
-    ctx[counts] = meta
-
-
-visitor = Visitor("set", setting)
-
-
-async def test_v1_a_visit_sets_all_rows(bus: Bus) -> None:
-    await publish(bus, ones(100, keys=50))
-    async with processing(bus, counting(count, visitor)) as processor, viewing(bus) as view:
-        await processor.ready()
-        await until(lambda: total(view) == 100)
-        assert await processor.visit("set", 7) == 50
-        await until(lambda: total(view) == 350)
-        assert await processor.get("key-3") == 7
-        with pytest.raises(ConfigurationError, match="has no Visitor 'other'"):
-            await processor.visit("other")
-
-
-@pytest.mark.parametrize("rows", [2, 500])
-async def test_v2_v3_a_visitor_that_fails_ends_the_processor_and_the_visit(bus: Bus, rows: int) -> None:
-    await publish(bus, ones(rows, keys=rows))
-    with pytest.raises(StreamFailed, match="meta is 'wrong'"):
-        async with processing(bus, counting(count, visitor)) as processor, viewing(bus) as view:
-            await processor.ready()
-            await until(lambda: total(view) == rows)
-            async with asyncio.timeout(SECONDS):
-                with pytest.raises(VisitAborted, match="the visitor failed"):
-                    await processor.visit("set", "wrong")
-
-
-async def test_v4_v5_a_cancelled_visit_can_be_repeated(bus: Bus) -> None:
-    gate, visited = asyncio.Event(), asyncio.Event()
-
-    async def slow(ctx: Context, meta: int) -> None:
-        visited.set()
-        await gate.wait()
-        ctx[counts] = meta
-
-    await publish(bus, ones(2, keys=2))
-    async with processing(bus, counting(count, Visitor("set", slow))) as processor, viewing(bus) as view:
-        await processor.ready()
-        await until(lambda: total(view) == 2)
-        visiting = asyncio.create_task(processor.visit("set", 7))
-        await asyncio.wait_for(visited.wait(), SECONDS)
-        visiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await visiting
-        gate.set()
-        assert await processor.visit("set", 7) == 2
-        await until(lambda: total(view) == 14)
-
-
-async def test_v6_a_stop_aborts_a_visit(bus: Bus) -> None:
-    visited = asyncio.Event()
-
-    async def slow(ctx: Context, meta: int) -> None:
-        visited.set()
-        await asyncio.sleep(0.001)
-
-    await publish(bus, ones(2000, keys=2000))
-    async with viewing(bus) as view:
-        async with processing(bus, counting(count, Visitor("set", slow))) as processor:
-            await processor.ready()
-            await until(lambda: total(view) == 2000)
-            visiting = asyncio.create_task(processor.visit("set", 7))
-            await asyncio.wait_for(visited.wait(), SECONDS)
-        with pytest.raises(VisitAborted) as raised:
-            await asyncio.wait_for(visiting, SECONDS)
-        assert raised.value.visited < 2000
-    with pytest.raises(VisitAborted, match="stopped"):
-        await processor.visit("set", 7)
-
-
-async def test_v7_a_rebalance_aborts_a_visit(server: Broker, bus: Bus) -> None:
-    visited = asyncio.Event()
-
-    async def slow(ctx: Context, meta: int) -> None:
-        visited.set()
-        await asyncio.sleep(0.001)
-
-    await publish(bus, ones(2000, keys=2000))
-    group = counting(count, Visitor("set", slow))
-    async with (
-        viewing(bus) as view,
-        connect(InmemSettings(broker=server)) as other,
-        processing(bus, group) as processor,
-    ):
-        await processor.ready()
-        await until(lambda: total(view) == 2000)
-        visiting = asyncio.create_task(processor.visit("set", 7))
-        await asyncio.wait_for(visited.wait(), SECONDS)
-        async with processing(other, group) as second:
-            await second.ready()
-            with pytest.raises(VisitAborted):
-                await asyncio.wait_for(visiting, SECONDS)
 
 
 # -- more of the graph -------------------------------------------------------------------------------------
@@ -1278,28 +947,6 @@ def test_broker_run(server: Broker) -> None:
             assert total(view) == 20
 
     asyncio.run(check())
-
-
-async def test_x14_a_wrapped_context_sees_what_callbacks_and_visitors_do(bus: Bus) -> None:
-    class Doubling(Context):
-        def __setitem__(self, edge: Any, value: Any) -> None:
-            super().__setitem__(edge, 2 * value)
-
-    await publish(bus, [("a", 1)])
-    async with processing(bus, counting(count, visitor), wrap=Doubling.of) as processor, viewing(bus) as view:
-        await processor.ready()
-        await until(lambda: view.get("a") == 2)
-        assert await processor.visit("set", 7) == 1
-        await until(lambda: view.get("a") == 14)
-
-
-async def test_x11_attributes_of_every_output(bus: Bus) -> None:
-    await publish(bus, [("a", 1)])
-    async with processing(bus, attributes={"from": "here"}), viewing(bus) as view:
-        await until(lambda: view.get("a") == 1)
-    partition = await bus.partition_of("alerts", "a")
-    records = [record async for batch in bus.log.read("alerts", partition) for record in batch]
-    assert [dict(record.attributes) for record in records] == [{"from": "here"}]
 
 
 async def test_a_failed_assertion_in_a_callback_is_raised(bus: Bus) -> None:

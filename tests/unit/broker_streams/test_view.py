@@ -40,25 +40,6 @@ async def wait_for(view: View[int], state: CopyState) -> None:
                 return
 
 
-async def test_w1_a_view_that_is_not_open_says_so(bus: Bus) -> None:
-    view = View(bus, TABLE, Json(int))
-    with pytest.raises(Closed, match="is not open"):
-        view.get("a")
-    assert view.state is CopyState.IDLE
-    assert view.staleness is None
-
-
-async def test_w1_rows_are_there_when_it_is_ready(bus: Bus) -> None:
-    await write(bus, a=1, b=2, c=3, gone=4)
-    await write(bus, a=10, gone=None)
-    async with View(bus, TABLE, Json(int)) as view:
-        await view.ready()
-        assert (view.get("a"), view.get("b"), view.get("gone"), view.get("none")) == (10, 2, None, None)
-        assert "c" in view
-        assert "gone" not in view
-        assert len(view) == 3
-
-
 async def test_a_missing_table_is_named(bus: Bus) -> None:
     with pytest.raises(TopicNotFound, match="nothing"):
         async with View(bus, "nothing", Json(int)):
@@ -83,21 +64,6 @@ async def test_it_follows_its_table(bus: Bus) -> None:
         assert await view.get("a", at_least=receipt) == 5
         receipt = await bus.topic(TABLE).publish(OutboundMessage(None, "a"))
         assert await view.get("a", at_least=receipt) is None
-
-
-async def test_w4_items_are_ordered_over_all_partitions(bus: Bus) -> None:
-    await write(bus, **{f"key-{n:02}": n for n in range(30)})
-    async with View(bus, TABLE, Json(int)) as view:
-        await view.ready()
-        assert list(view.items()) == [(f"key-{n:02}", n) for n in range(30)]
-        assert [value for _, value in view.items(start="key-07", stop="key-10")] == [7, 8, 9]
-        assert [value for _, value in view.items(prefix="key-2", reverse=True)] == list(range(29, 19, -1))
-        assert list(view.items(start="x")) == []
-        rows = view.items()
-        assert [next(rows), next(rows)] == [("key-00", 0), ("key-01", 1)]
-        receipt = await bus.topic(TABLE).publish(b"99", key="key-99")
-        await view.get("key-99", at_least=receipt)
-        assert [value for _, value in rows if value < 30] == list(range(2, 30))
 
 
 async def test_reserved_rows_are_not_rows(bus: Bus) -> None:
@@ -131,32 +97,6 @@ async def test_a_partition_that_the_table_does_not_have_is_named(bus: Bus) -> No
     async with View(bus, TABLE, Json(int), partitions=[7]) as view:
         with pytest.raises(Exception, match="has no partition 7"):
             await view.ready()
-
-
-async def test_w3_evict_is_local_until_the_row_is_written_again(bus: Bus) -> None:
-    await write(bus, a=1)
-    async with View(bus, TABLE, Json(int)) as view, View(bus, TABLE, Json(int)) as other:
-        await view.ready()
-        await other.ready()
-        view.evict("a")
-        assert view.get("a") is None
-        assert other.get("a") == 1
-        assert await view.get("a", at_least=await bus.topic(TABLE).publish(b"2", key="a")) == 2
-
-
-async def test_w2_it_serves_what_it_has_while_the_broker_is_away(bus: Bus, server: Broker) -> None:
-    await write(bus, a=1)
-    async with View(bus, TABLE, Json(int)) as view:
-        await view.ready()
-        await wait_for(view, CopyState.RUNNING)
-        assert view.staleness == 0.0
-        server.faults.stop()
-        await wait_for(view, CopyState.CONNECTING)
-        assert view.get("a") == 1
-        assert (view.staleness or 0) > 0
-        server.faults.start()
-        await wait_for(view, CopyState.RUNNING)
-        assert await view.get("a", at_least=await bus.topic(TABLE).publish(b"2", key="a")) == 2
 
 
 async def test_changes_have_old_and_new_values(bus: Bus) -> None:

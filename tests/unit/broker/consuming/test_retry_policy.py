@@ -13,7 +13,7 @@ from broker.messages import Message
 from tests.unit.broker.consuming.scripted_source import NONE, VIEW, Raw
 
 
-def test_backoff_grows_to_its_maximum() -> None:
+def test_b1_backoff_grows_to_its_maximum() -> None:
     retry = Retry(initial=1, multiplier=2, maximum=10, jitter=0)
     assert [retry.delay(n) for n in (1, 2, 3, 4, 5, 5000)] == [1, 2, 4, 8, 10, 10]
     jittered = Retry(initial=1, maximum=10, jitter=0.5)

@@ -59,7 +59,7 @@ def keys(store: Store, start: bytes | None = None, stop: bytes | None = None, pr
 # -- rows ----------------------------------------------------------------------------------------------------
 
 
-def test_a_row_is_written_changed_and_deleted(store: Store) -> None:
+def test_o1_a_row_is_written_changed_and_deleted(store: Store) -> None:
     store.write({"rows": {b"a": b"1", b"b": b"2"}})
     assert store.get("rows", b"a") == b"1"
     store.write({"rows": {b"a": b"3", b"b": None, b"missing": None}})
@@ -85,7 +85,7 @@ def test_namespaces_are_apart(store: Store) -> None:
     assert store.get("rows", b"a") == b"1"
 
 
-def test_rows_are_ordered_by_the_bytes_of_their_keys(store: Store) -> None:
+def test_o1_rows_are_ordered_by_the_bytes_of_their_keys(store: Store) -> None:
     store.write({"rows": {key: b"value of " + key for key in reversed(KEYS)}})
     assert keys(store) == sorted(KEYS)
     assert store.get_many("rows", KEYS) == [b"value of " + key for key in KEYS]
@@ -143,7 +143,7 @@ def test_bounds_that_hold_nothing(store: Store) -> None:
 # -- writes --------------------------------------------------------------------------------------------------
 
 
-def test_named_values(store: Store) -> None:
+def test_o1_named_values_are_no_rows(store: Store) -> None:
     assert store.meta("position") is None
     store.write({}, {"position": b"1", "identity": b""})
     store.write({"rows": {b"position": b"row"}}, {"position": b"2"})
@@ -228,7 +228,7 @@ def test_an_abandoned_iterator_holds_nothing(store: Store) -> None:
         list(abandoned[0])
 
 
-def test_another_thread_sees_whole_writes(store: Store) -> None:
+def test_o1_another_thread_sees_whole_writes(store: Store) -> None:
     """Reads of one call are of one moment, also while LMDB moves its map and changes its mode."""
     names = [b"first", b"k" * 600, b"last"]
     store.write({"rows": dict.fromkeys(names, b"0"), "due": dict.fromkeys(names, b"0")})
@@ -285,7 +285,7 @@ def test_a_closed_store(store: Store) -> None:
 
 
 @every_persistent_kind
-def test_a_store_opened_again_has_everything(factory: StoreFactory, tmp_path: Path) -> None:
+def test_o1_a_store_opened_again_has_everything(factory: StoreFactory, tmp_path: Path) -> None:
     rows = {key: key[:5] for key in {*KEYS, *LONG}}
     for durable in (True, False):
         store = factory.open(tmp_path, f"store-{durable}")
