@@ -121,7 +121,7 @@ async def test_a_store_that_was_closed_misses_no_deletion(
     async with View(bus, group.table, Json(int), store=Lmdb(), state_dir=tmp_path) as view:
         await view.ready()
         assert view.get("deleted") == 1
-    await table.publish(None, key="deleted")
+    await table.publish(OutboundMessage(None, "deleted"))
     last = await table.publish(b"2", key="kept")
     for partition in range(PARTITIONS):
         path = f"/admin/v2/persistent/public/default/{group.table}-partition-{partition}/compaction"

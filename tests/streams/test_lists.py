@@ -102,7 +102,7 @@ def brokers_of(function: Any) -> set[str]:
     marks = [mark for mark in getattr(function, "pytestmark", ()) if mark.name == "parametrize"]
     named: list[Any] = [mark.args[1] for mark in marks if mark.args[0] == "server"]
     parameters = named[0] if named else [pytest.param(name) for name in ALL]
-    return {parameter.values[0].removesuffix("-cut") for parameter in parameters}
+    return {str(parameter.values[0]).removesuffix("-cut") for parameter in parameters}
 
 
 def test_promises_that_need_a_broker_run_on_all_of_them() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -49,7 +49,7 @@ async def copied(stream: Stream, store: Store) -> TableCopy:
 
 
 @asynccontextmanager
-async def followed(stream: Stream, store: Store, bus: Bus | None = None) -> AsyncIterator[TableCopy]:
+async def followed(stream: Stream, store: Store, bus: Bus | None = None) -> AsyncGenerator[TableCopy]:
     """A copy that follows."""
     copy = TableCopy(bus or stream.bus, stream.table, store)
     running = asyncio.create_task(copy.run())

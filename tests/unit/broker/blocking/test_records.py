@@ -117,7 +117,8 @@ def test_on_assigned_runs_in_a_thread_and_may_seek(bus: broker.blocking.Bus) -> 
         log.seek(dict.fromkeys(partitions, 2))
         called.extend(partitions)
 
-    with bus.records(TOPIC, group="states", on_assigned=on_assigned, stop_when_idle=0.2) as log:
+    log = bus.records(TOPIC, group="states", on_assigned=on_assigned, stop_when_idle=0.2)
+    with log:
         assert [record.offset for record in log] == [2, 3]
     assert [partition.topic for partition in called] == [TOPIC]
 
