@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from threading import Event
 from typing import Any
 
@@ -68,3 +69,26 @@ async def test_a_read_abandoned_before_its_start_frees_its_client(kafka: KafkaSe
         busy.set()
         await thread.stop(5)
         await connection.close()
+
+
+async def test_the_first_record_does_not_wait_for_librdkafkas_timer(
+    kafka: KafkaServer, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    produce(kafka.bootstrap, topic, [b"first"])
+    settings = KafkaSettings(servers=(kafka.bootstrap,), properties={"debug": "metadata"})
+    connection = Connection(settings, Hooks())
+    await connection.open()
+    try:
+        with caplog.at_level(logging.DEBUG, "broker.kafka"):
+            for _ in range(4):
+                reader = KafkaLogReader(connection)
+                assert [len(batch) async for batch in reader.read(topic, 0, 0, 1, 10)] == [1]
+                follower = await reader.follow(topic, {0: 0})
+                assert len(await follower.fetch(10, 1000, 60.0)) == 1
+                await reader.close()
+    finally:
+        await connection.close()
+    lines = [record.getMessage() for record in caplog.records if "consumer-" in record.getMessage()]
+    assert sum("for 1 topic(s): application requested" in line for line in lines) >= 8
+    # The timer may hit by chance.
+    assert sum("for 1 topic(s): refresh unavailable topics" in line for line in lines) < 4
