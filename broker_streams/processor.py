@@ -711,7 +711,8 @@ class Processor(Service):
         if not self._paused:
             self._reading.resume(places)
         self._tell(partition, PartitionState.RUNNING)
-        logger.info("Group %s: partition %d runs from %s on", self.group.name, partition, positions)
+        begins = ", ".join(f"{topic} {position}" for topic, position in positions.items()) or "the beginning"
+        logger.info("Group %s: partition %d runs, from %s on", self.group.name, partition, begins)
 
     async def _starts(self, partition: int, known: Collection[str]) -> dict[str, int]:
         """Where inputs begin that have no position and do not begin at their start."""
