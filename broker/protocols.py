@@ -236,6 +236,7 @@ class TransactionalPublisher(Protocol):
         consumer: BatchedRecordStream[Any] | None = None,
         *,
         positions: OwnPositions | Callable[[], OwnPositions] | None = None,
+        rewind: bool = True,
     ) -> AbstractAsyncContextManager[Transaction]:
         """A transaction, for `async with`. Leaving the block commits.
 
@@ -245,6 +246,7 @@ class TransactionalPublisher(Protocol):
         :param consumer: commit the positions after all records that it has delivered, as part of the transaction.
         :param positions: commit these positions of the consumer instead; a mapping, or a function that returns one,
             which is read at the end of the block.
+        :param rewind: False leaves the consumer where it is after an abort, for work that is kept and written again.
         :raises TransactionAborted: the transaction was rolled back and the consumer rewound; repeat the work.
         :raises TransactionFatal: the publisher is fenced; open a new one.
         """

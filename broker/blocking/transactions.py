@@ -49,6 +49,7 @@ class TransactionalPublisher:
         consumer: RecordConsumer[Any] | None = None,
         *,
         positions: OwnPositions | Callable[[], OwnPositions] | None = None,
+        rewind: bool = True,
     ) -> Transaction:
         """A transaction, for `with`. Leaving the block commits.
 
@@ -58,6 +59,7 @@ class TransactionalPublisher:
         :param consumer: commit the positions after all records that it has delivered, as part of the transaction.
         :param positions: commit these positions of the consumer instead; a mapping, or a function that returns one,
             which is read at the end of the block, in its thread.
+        :param rewind: False leaves the consumer where it is after an abort, for work that is kept and written again.
         :raises TransactionAborted: the transaction was rolled back and the consumer rewound; repeat the work.
         :raises TransactionFatal: the publisher is fenced; open a new one.
         """
@@ -69,7 +71,7 @@ class TransactionalPublisher:
         inner = None if consumer is None else consumer.asynchronous
         read: list[OwnPositions] = []
         given = read.pop if callable(positions) else positions
-        transaction = self._publisher.transaction(inner, positions=given)
+        transaction = self._publisher.transaction(inner, positions=given, rewind=rewind)
         return Transaction(
             transaction, self._portal, (lambda: read.append(positions())) if callable(positions) else None
         )

@@ -74,6 +74,7 @@ class TransactionalPublisherFacade:
         consumer: BatchedRecordStream[Any] | None = None,
         *,
         positions: OwnPositions | Callable[[], OwnPositions] | None = None,
+        rewind: bool = True,
     ) -> AbstractAsyncContextManager[OpenTransaction]:
         """A transaction, for `async with`. Leaving the block commits.
 
@@ -82,6 +83,7 @@ class TransactionalPublisherFacade:
         :param positions: commit these positions of the consumer instead, as `RecordConsumer.commit_positions` would; a
             mapping, or a function that returns one, which is read at the end of the block. Positions that
             `commit_positions` refuses, and errors of the function, abort the transaction and are raised.
+        :param rewind: False leaves the consumer where it is after an abort, for work that is kept and written again.
         :raises TransactionAborted: on leaving; the transaction was rolled back and the consumer rewound: repeat the
             work. A message that could not be published aborts the transaction.
         :raises TransactionFatal: on entering or leaving; the publisher is fenced or broken: open a new one.
@@ -100,7 +102,7 @@ class TransactionalPublisherFacade:
                 )
             if not callable(positions):
                 check_own_positions(positions)
-        return _Block(self, consumer, positions)
+        return _Block(self, consumer, positions, rewind)
 
     async def close(self) -> None:
         """Close the publisher; the broker aborts a transaction that is still open. May be called twice.
@@ -115,7 +117,11 @@ class TransactionalPublisherFacade:
             await self.spi.close()
 
     async def begin(
-        self, member: Membership | None, positions: OwnPositions | Callable[[], OwnPositions] | None = None
+        self,
+        member: Membership | None,
+        positions: OwnPositions | Callable[[], OwnPositions] | None = None,
+        *,
+        rewind: bool = True,
     ) -> OpenTransaction:
         """Enter a transaction."""
         check_loop(self.loop)
@@ -133,7 +139,7 @@ class TransactionalPublisherFacade:
                 f"A transaction of {self.transactional_id!r} is open already",
                 advice="Transactions neither nest nor overlap; give each task a publisher with its own id",
             )
-        self._current = transaction = OpenTransaction(self, member, positions)
+        self._current = transaction = OpenTransaction(self, member, positions, rewind=rewind)
         try:
             await transaction.begin()
         except asyncio.CancelledError as error:
@@ -165,11 +171,14 @@ class OpenTransaction:
         publisher: TransactionalPublisherFacade,
         member: Membership | None,
         positions: OwnPositions | Callable[[], OwnPositions] | None,
+        *,
+        rewind: bool,
     ) -> None:
         self._publisher = publisher
         self._spi = publisher.spi
         self._member = member
         self._own_positions = positions
+        self._rewinds = rewind
         self._failure: BrokerError | None = None
         self._calls = TaskSet(
             "broker-transaction-publish", lambda error: logger.debug("A publish in a transaction raised: %r", error)
@@ -381,7 +390,7 @@ class OpenTransaction:
             raise
 
     async def _undo(self, error: BrokerError, *, undone: bool) -> NoReturn:
-        """Abort unless `undone`, rewind the consumer, and raise TransactionAborted or TransactionFatal."""
+        """Abort unless `undone`, rewind the consumer if asked to, and raise TransactionAborted or TransactionFatal."""
         outcome: BrokerError = error
         try:
             if not undone and not isinstance(error, TransactionFatal):
@@ -402,7 +411,7 @@ class OpenTransaction:
         raise TransactionAborted(f"The transaction was undone: {reason}", native=error) from error
 
     async def _abort(self, raised: BaseException) -> None:
-        """Abort and rewind after the block raised, without hiding its exception."""
+        """Abort, and rewind if asked to, after the block raised, without hiding its exception."""
         try:
             await self._spi.abort()
         except TransactionAborted:
@@ -418,7 +427,8 @@ class OpenTransaction:
         if self._member is not None:
             # A revocation may wait for the transaction, and the seek for the revocation.
             self._member.leave_transaction()
-            await self._member.rewind()
+            if self._rewinds:
+                await self._member.rewind()
 
 
 class _Block(AbstractAsyncContextManager[OpenTransaction]):
@@ -429,15 +439,17 @@ class _Block(AbstractAsyncContextManager[OpenTransaction]):
         publisher: TransactionalPublisherFacade,
         consumer: RecordConsumer[Any] | None,
         positions: OwnPositions | Callable[[], OwnPositions] | None,
+        rewind: bool,
     ) -> None:
         self._publisher = publisher
         self._consumer = consumer
         self._positions = positions
+        self._rewind = rewind
         self._transaction: OpenTransaction | None = None
 
     async def __aenter__(self) -> OpenTransaction:
         member = None if self._consumer is None else self._consumer.member
-        self._transaction = await self._publisher.begin(member, self._positions)
+        self._transaction = await self._publisher.begin(member, self._positions, rewind=self._rewind)
         return self._transaction
 
     async def __aexit__(

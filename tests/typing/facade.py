@@ -173,7 +173,7 @@ async def transactions_are_typed(bus: Bus) -> None:
             open_one: protocols.Transaction = transaction
             assert_type(await open_one.publish("orders.copy", b"x"), Receipt)
         done: dict[TopicPartition, int] = {}
-        async with as_protocol.transaction(log, positions=done):
+        async with as_protocol.transaction(log, positions=done, rewind=False):
             done[TopicPartition("orders", 0)] = 1
         async with as_protocol.transaction(log, positions=lambda: {("orders", 0): 1}):
             await log.commit_positions({("orders", 0): 1})

@@ -200,6 +200,7 @@ class FakeTransactionalPublisher:
         consumer: protocols.BatchedRecordStream[Any] | None = None,
         *,
         positions: protocols.OwnPositions | Callable[[], protocols.OwnPositions] | None = None,
+        rewind: bool = True,
     ) -> AbstractAsyncContextManager[protocols.Transaction]:
         raise LookupError
 

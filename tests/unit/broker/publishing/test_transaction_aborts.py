@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -66,6 +67,21 @@ async def test_an_aborted_commit_rewinds_and_can_be_done_again() -> None:
         assert b.producer.calls == 2 * ["begin", "publish", "add_offsets", "commit"], "undone is not aborted again"
         assert len(b.producer.committed) == 1
         assert b.source.stored == {P0: 3}
+
+
+@pytest.mark.parametrize("step", ["commit", "add_offsets", "publish"])
+async def test_without_rewind_the_consumer_stays_where_it_is_and_the_same_work_is_written_again(step: str) -> None:
+    async with bench() as b:
+        b.source.append(1, 2, 3)
+        assert await b.take(2) == [1, 2]
+        b.producer.errors[step] = TransactionAborted("rebalanced")
+        for _ in range(2):
+            with suppress(TransactionAborted, PublishError):
+                async with b.publisher.transaction(b.consumer, positions={P0: 3}, rewind=False) as tx:
+                    await tx.publish("out.topic", b"x")
+        assert b.source.seeks == []
+        assert b.source.stored == {P0: 3}
+        assert await b.take(1) == [3]
 
 
 async def test_a_failed_commit_that_can_be_aborted_is_an_aborted_transaction() -> None:
