@@ -153,10 +153,12 @@ class Checkpointer:
             self._failures = self._fatal = 0
             for runner, part in taken.items():
                 outcome = outcomes[part.partition]
+                if runner.retired:
+                    # The store may be newer already.
+                    continue
                 if isinstance(outcome, Fenced):
                     self._give_up(runner, outcome)
-                elif not runner.retired:
-                    # Otherwise the store may be newer already.
+                else:
                     runner.settle(part, outcome)
 
     async def forget(self, runner: PartitionRunner) -> None:

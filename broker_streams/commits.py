@@ -65,6 +65,8 @@ Guarantee = Literal["exactly_once", "at_least_once"]
 _AGAIN: Final = Retry(initial=0.1, maximum=10.0)
 _REDO_BYTES: Final = 1 << 19
 """The most bytes of a redo record, unless one of its rows has more."""
+_TRIES: Final = 4
+"""How often a transaction is written before its work is done again."""
 _LOOK_SECONDS: Final = 30.0
 """How often the end of the table is asked for, so that a restart does not read again what is in the store."""
 
@@ -262,12 +264,28 @@ class _Transactions:
     async def claim(self, partition: int, rows: Mapping[bytes, bytes | None], checkpoint: Checkpoint) -> None: ...
 
     async def write(self, parts: Sequence[Part]) -> Mapping[int, Written]:
+        gone = {part.partition: Fenced(part.partition, part.gone()) for part in parts}
+        failures = 0
+        while left := [part for part in parts if not part.retired()]:
+            try:
+                return {**gone, **await self._write(left)}
+            except TransactionAborted as error:
+                # Nothing was written, and what was taken still holds: often the group has just rebalanced, and the
+                # next try has the new generation. A partition that went meanwhile is retired, and is left out.
+                failures += 1
+                if failures == _TRIES:
+                    raise
+                logger.info("A checkpoint is written again: %s", error)
+                await asyncio.sleep(0.0 if failures == 1 else _AGAIN.delay(failures - 1))
+        return gone
+
+    async def _write(self, parts: Sequence[Part]) -> Mapping[int, Written]:
         publisher = await self._open()
         outputs = await self._outputs.by_topic(parts)
         rows = [row for part in parts for row in _rows(part)]
         ends = [_checkpoint_row(part) for part in parts]
         try:
-            async with publisher.transaction(self._consumer, positions=_positions(parts)) as transaction:
+            async with publisher.transaction(self._consumer, positions=_positions(parts), rewind=False) as transaction:
                 await asyncio.gather(
                     *(
                         _naming(topic, transaction.publish_batch(topic, batch, receipts=False))

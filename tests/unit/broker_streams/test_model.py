@@ -307,6 +307,9 @@ class Recipe:
     :ivar by_token: only redo records that the checkpoint names.
     :ivar names_senders: messages of the loop name their sender, so that repetitions are dropped.
     :ivar lax: on a lax broker.
+    :ivar repeats: a refused checkpoint may be written again as it is, since nothing of it was written.
+    :ivar takes_fence_again: such a repetition is made in the present generation of the group, without asking whether
+        the partition was another owner's meanwhile.
     """
 
     name: str
@@ -319,6 +322,8 @@ class Recipe:
     by_token: bool = True
     names_senders: bool = True
     lax: bool = False
+    repeats: bool = False
+    takes_fence_again: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -448,7 +453,7 @@ def rows_before_positions(owner: Owner, effects: Effects) -> Steps:
     yield from write_store(owner, effects)
 
 
-TRANSACTION: Final = Recipe("transaction", in_a_transaction)
+TRANSACTION: Final = Recipe("transaction", in_a_transaction, repeats=True)
 ATOMIC: Final = Recipe("atomic", rows_and_checkpoint_at_once)
 WRITE_AHEAD: Final = Recipe("write-ahead", redo_before_rows, redoes=True, claims=True, lax=True)
 REVERSIBLE: Final = Recipe("reversible", rows_before_checkpoint, reverses=True)
@@ -463,6 +468,7 @@ WRONG: Final = (
     Recipe("reversible-without-fence", rows_before_checkpoint, fences=False, reverses=True),
     Recipe("atomic-without-senders", rows_and_checkpoint_at_once, names_senders=False),
     replace(WRITE_AHEAD, name="write-ahead-without-fence", fences=False),
+    Recipe("transaction-in-a-new-generation", in_a_transaction, repeats=True, takes_fence_again=True),
 )
 RARELY_WRONG: Final = {
     replace(WRITE_AHEAD, name="rows-before-redo", write=rows_before_redo): range(150),
@@ -615,6 +621,14 @@ class Owner:
         while self.writes:
             self.step()
 
+    def write_again(self) -> None:
+        """The broker has refused the transaction, for whatever reason: write the same again."""
+        assert self._writing is not None
+        effects, _ = self._writing
+        if self.recipe.takes_fence_again:
+            self._fence = self.broker.fences[self.partition]
+        self._writing = effects, self.recipe.write(self, effects)
+
     def abort(self) -> None:
         """The broker has refused to write the checkpoint: do the work again."""
         assert self._writing is not None
@@ -724,7 +738,10 @@ class Schedule:
         elif chance < 0.85:
             self.broker.compact(partition, random)
         elif chance < 0.9 and owner.writes and owner.may_abort:
-            owner.abort()
+            if self.recipe.repeats and random.random() < 0.5:
+                owner.write_again()
+            else:
+                owner.abort()
         elif chance < 0.95:
             # A crash: its machine may come back later, with its store.
             self.stores.append(owner.store)
@@ -738,6 +755,8 @@ class Schedule:
         try:
             if self.random.random() < 0.5:
                 zombie.handle(self.random.randint(1, 3))
+            if self.recipe.repeats and zombie.writes and zombie.may_abort and self.random.random() < 0.3:
+                zombie.write_again()
             zombie.step()
         except Fenced:
             self.zombies.remove(zombie)

@@ -364,7 +364,8 @@ async def test_an_aborted_checkpoint_is_done_again(bus: Bus, server: Broker) -> 
     await publish(bus, ones(50))
     async with processing(bus, checkpoint_interval=0.05) as processor, viewing(bus) as view:
         await processor.ready()
-        server.faults.fail("transaction", TransactionAborted("a fault"), times=3)
+        # More often than it is written again.
+        server.faults.fail("transaction", TransactionAborted("a fault"), times=5)
         await publish(bus, ones(50))
         await until(lambda: total(view) == 100)
         await until(lambda: processor.stats().failed_checkpoints > 0)
