@@ -4,8 +4,9 @@ One checkpoint is written at a time, and covers every partition that has somethi
 meanwhile. A partition in the middle of a message is waited for, but not for long: it has the next checkpoint.
 
 *Concurrency.* Checkpoints queue. *Cancellation.* A checkpoint that was cancelled may have been written; its partitions
-are to be dropped. *Failure.* After a write that may be repeated, all partitions are back at their last checkpoint, and
-read again from there. After other errors, which are raised, its partitions write nothing more.
+are to be dropped. *Failure.* `Commits` repeats a write where that is safe. When it gives up with an error that may
+pass, all partitions go back to their last checkpoint, and read again from there. After other errors, which are raised,
+the partitions of the checkpoint write nothing more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final
 from broker import BrokerError, LeaseLost, RecordConsumer, Retry, TransactionFatal
 from broker.metrics import Histogram
 from broker_streams.commits import Commits, Fenced, Part
+from broker_streams.off_loop import in_thread
 from broker_streams.partition import PartitionRunner
 
 __all__ = ["Checkpointer"]
@@ -78,6 +80,7 @@ class Checkpointer:
         self._one_at_a_time = asyncio.Lock()
         self._taking: dict[PartitionRunner, asyncio.Task[Part]] = {}
         self._undoing: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
         self._continuing: asyncio.Task[None] | None = None
         self._handled = 0
         self._failures = self._fatal = 0
@@ -91,7 +94,7 @@ class Checkpointer:
 
     async def close(self) -> None:
         ending = [*self._taking.values()]
-        ending += [task for task in (self._undoing, self._continuing) if task is not None]
+        ending += [task for task in (self._undoing, self._continuing, self._settling) if task is not None]
         for task in ending:
             task.cancel()
         if ending:
@@ -132,9 +135,10 @@ class Checkpointer:
         :raises BrokerError: it failed, and repeating does not help.
         """
         async with self._one_at_a_time:
-            if self._undoing is not None:
-                # The call that undoes was cancelled.
-                await asyncio.wait((self._undoing,))
+            for ending in (self._undoing, self._settling):
+                # The call that began it was cancelled.
+                if ending is not None:
+                    await asyncio.wait((ending,))
             taken = await self._take(runners, patience, force)
             if not taken:
                 return
@@ -151,6 +155,7 @@ class Checkpointer:
             self.seconds = time.monotonic() - began
             self.durations.add(self.seconds)
             self._failures = self._fatal = 0
+            written: list[tuple[PartitionRunner, Part, int | None]] = []
             for runner, part in taken.items():
                 outcome = outcomes[part.partition]
                 if runner.retired:
@@ -159,10 +164,21 @@ class Checkpointer:
                 if isinstance(outcome, Fenced):
                     self._give_up(runner, outcome)
                 else:
-                    runner.settle(part, outcome)
+                    written.append((runner, part, outcome))
+            if written:
+                self._settling = asyncio.create_task(self._settle(written), name="settle-checkpoint")
+                await asyncio.shield(self._settling)
+
+    async def _settle(self, written: Collection[tuple[PartitionRunner, Part, int | None]]) -> None:
+        """Bring the stores up to a checkpoint that is written."""
+        await in_thread(lambda: [runner.store_checkpoint(part, position) for runner, part, position in written])
+        for runner, part, _ in written:
+            runner.settled(part)
 
     async def forget(self, runner: PartitionRunner) -> None:
-        """Drop what was taken of a partition and not written."""
+        """Drop what was taken of a partition and not written. Its store is not written any more afterwards."""
+        if self._settling is not None:
+            await asyncio.wait((self._settling,))
         if (task := self._taking.pop(runner, None)) is not None:
             task.cancel()
             await asyncio.wait((task,))

@@ -25,6 +25,7 @@ from broker_streams.commits import Part
 from broker_streams.context import Context, Incoming
 from broker_streams.engine import PartitionEngine, Reader
 from broker_streams.graph import Group
+from broker_streams.off_loop import in_thread
 from broker_streams.recovery import CHECKPOINT, TIME, Enough, TableCopy, position_name, stamp
 from broker_streams.stores.store import Store
 
@@ -115,6 +116,9 @@ class PartitionTables:
         """Stop following, and close the stores. May be called twice."""
         for copy in self.copies:
             await self._end(copy)
+        await in_thread(self._close_stores)
+
+    def _close_stores(self) -> None:
         # One that fails leaves no other open.
         with ExitStack() as stack:
             stack.callback(self.store.close)
@@ -427,8 +431,8 @@ class PartitionRunner:
         self._news.set()
         return Part(self.partition, effects, effects.checkpoint.pack(), self._before, lambda: self.retired)
 
-    def settle(self, part: Part, position: int | None) -> None:
-        """The checkpoint is written: bring the store up to it.
+    def store_checkpoint(self, part: Part, position: int | None) -> None:
+        """The checkpoint is written: bring the store up to it. May be called in a thread, before `settled`.
 
         :param position: up to where the store then has the table; None if that is not known.
         """
@@ -440,6 +444,9 @@ class PartitionRunner:
         if durable:
             self._synced = now
         self.store.write({keys.ROWS: part.effects.rows, keys.DUE: part.effects.due}, meta, durable=durable)
+
+    def settled(self, part: Part) -> None:
+        """The store has the checkpoint."""
         self.engine.settled(part.effects)
         self._before = part.packed
         self.checkpoints += 1

@@ -53,6 +53,7 @@ from broker_streams.context import Context
 from broker_streams.engine import Reader
 from broker_streams.graph import Group, Input, differences
 from broker_streams.metrics import ProcessorMetrics
+from broker_streams.off_loop import in_thread
 from broker_streams.partition import PartitionLog, PartitionRunner, PartitionState, PartitionTables, Rows, wait_ready
 from broker_streams.recovery import CHECKPOINT, TableCopy
 from broker_streams.states import StateSignal
@@ -159,6 +160,8 @@ class Processor(Service):
         self._places: dict[int, list[TopicPartition]] = {}
         self._states: dict[int, PartitionState] = {}
         self._tables: dict[int, PartitionTables] = {}
+        self._opening = asyncio.Lock()
+        """Held while stores are opened."""
         self._bringing: dict[int, asyncio.Task[None]] = {}
         self._dropping: dict[int, asyncio.Task[None]] = {}
         self._lookups: dict[str, tuple[TableCopy, asyncio.Task[Any]]] = {}
@@ -510,7 +513,7 @@ class Processor(Service):
             return
         for number in range(self._partitions):
             if self._recover_ahead or self._stands_by(number):
-                self._tables[number] = self._open_tables(number)
+                await self._open_tables(number)
         if self._recover_ahead:
             await asyncio.gather(*(tables.recover(None, 0.0) for tables in self._tables.values()))
         for number in range(self._partitions):
@@ -533,8 +536,20 @@ class Processor(Service):
 
         self._bring(partition, stand_by)
 
-    def _open_tables(self, partition: int) -> PartitionTables:
-        return PartitionTables(self.bus, self.group, partition, self._open_store)
+    async def _open_tables(self, partition: int) -> PartitionTables:
+        opened: list[PartitionTables] = []
+
+        def open_tables() -> None:
+            opened.append(PartitionTables(self.bus, self.group, partition, self._open_store))
+
+        async with self._opening:
+            try:
+                await in_thread(open_tables)
+            finally:
+                # Also when the call was cancelled: the stores are open.
+                for tables in opened:
+                    self._tables[partition] = tables
+        return opened[0]
 
     # -- partitions come -----------------------------------------------------------------------------------
 
@@ -606,7 +621,7 @@ class Processor(Service):
         # Before the table is read: what an older owner wrote until now is read, and it writes no more.
         await commits.attach(partition)
         if (tables := self._tables.get(partition)) is None:
-            tables = self._tables[partition] = self._open_tables(partition)
+            tables = await self._open_tables(partition)
         stored = await consumer.committed(places)
         committed = {place.topic: position for place, position in stored.items() if position is not None}
 

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, NoReturn, Protocol
 
 from broker import (
@@ -32,6 +33,7 @@ from broker import (
     TopicRecreated,
 )
 from broker_streams import keys
+from broker_streams.off_loop import in_thread
 from broker_streams.redo import stored_redo
 from broker_streams.stores.store import Store
 
@@ -52,6 +54,7 @@ _LOOK_SECONDS: Final = 1.0
 _TELL_SECONDS: Final = 10.0
 _SYNC_SECONDS: Final = 5.0
 _LAG_SECONDS: Final = 10.0
+_LAG_PAUSE: Final = 0.02
 _OLDEST: Final = 20 * 3600
 """Seconds after which a store may lack deletions: brokers keep tombstones for a day unless told otherwise."""
 _AGAIN: Final = Retry(initial=0.5, maximum=30.0)
@@ -129,6 +132,8 @@ class TableCopy:
         self._ready = asyncio.Event()
         self._advanced = asyncio.Event()
         self._synced = 0.0
+        self._durable = True
+        """Whether the last write was durable."""
         self._log: _Followed | None = None
         self._known_at: float | None = None
         self.state = CopyState.IDLE
@@ -150,8 +155,17 @@ class TableCopy:
         """
         while True:
             try:
-                async with await self._open() as log:
-                    return await self._catch_up(log, enough, patience)
+                began = await self._begin()
+                if self._left > _MAX_ROWS:
+                    async with self._open() as log:
+                        await self._catch_up(log, _MAX_ROWS)
+                await self._read_rest()
+                done = enough is None or await enough(self.store.meta(CHECKPOINT))
+                if not done and enough is not None:
+                    async with self._open() as log:
+                        done = await self._read_on(log, enough, patience)
+                await self._recovered(began)
+                return done
             except (TopicRecreated, OffsetOutOfRange) as error:
                 self._start_over(error.message)
             finally:
@@ -167,8 +181,12 @@ class TableCopy:
         try:
             while True:
                 try:
-                    async with await self._open() as log:
-                        await self._catch_up(log, None, 0.0)
+                    began = await self._begin()
+                    if self._left <= _MAX_ROWS:
+                        await self._read_rest()
+                    async with self._open() as log:
+                        await self._catch_up(log)
+                        await self._recovered(began)
                         failures = 0
                         self._ready.set()
                         await self._follow(log)
@@ -238,8 +256,13 @@ class TableCopy:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    async def _open(self) -> Any:
-        """Check the store against the topic; return the log that follows from its positions."""
+    async def _begin(self) -> tuple[float, int]:
+        """Check the store against the topic, and find out how far it has to be read.
+
+        :returns: the time, and the rows that were read before.
+        """
+        began = time.monotonic(), self.rows
+        self._change(CopyState.RECOVERING)
         identity = await self._bus.admin.topic_identity(self.topic)
         bounds = await self._bounds()
         if self._partitions is not None and (missing := self._partitions - bounds.keys()):
@@ -252,10 +275,15 @@ class TableCopy:
         meta = {_TOPIC: self.topic.encode()}
         if identity is not None:
             meta[_IDENTITY] = identity.encode()
-        self.store.write({}, meta)
+        if any(self.store.meta(name) != value for name, value in meta.items()):
+            await in_thread(lambda: self.store.write({}, meta, durable=False))
         self.positions = {number: max(self._stored(number) or 0, bounds[number].first) for number in numbers}
         self._ends = {number: bounds[number].next for number in numbers}
         self._begins = dict(self.positions)
+        return began
+
+    def _open(self) -> Any:
+        """The log that follows from the positions of the store."""
         return self._bus.log.follow(self.topic, self.positions, others="earliest" if self._partitions is None else None)
 
     async def _bounds(self) -> Mapping[int, Bounds]:
@@ -267,7 +295,7 @@ class TableCopy:
             ahead = any((self._stored(number) or 0) > bound.next for number, bound in bounds.items())
             if not ahead or time.monotonic() >= deadline:
                 return bounds
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(_LAG_PAUSE)
 
     def _unusable(self, identity: str | None, bounds: Mapping[int, Bounds]) -> str | None:
         """Why the store cannot be brought up to date; None if it can."""
@@ -301,31 +329,54 @@ class TableCopy:
         self.store.clear()
         self.positions = {}
 
-    async def _catch_up(self, log: _Followed, enough: Enough | None, patience: float) -> bool:
-        """Read until the end that the log had at the start, and on until it is enough; return whether it is."""
+    @property
+    def _left(self) -> int:
+        """How many offsets there are up to the ends that the log had at the start."""
+        return sum(max(0, end - self.positions[number]) for number, end in self._ends.items())
+
+    async def _catch_up(self, log: _Followed, rest: int = -1) -> None:
+        """Read until the end that the log had at the start, or until no more than `rest` offsets are left."""
         self._log = log
-        self._change(CopyState.RECOVERING)
         began = told = time.monotonic()
         before = self.rows
-        while log.behind:
-            self._apply(await log.next_batch(_MAX_ROWS, timeout=_LOOK_SECONDS), bulk=True)
+        while log.behind and self._left > rest:
+            await self._apply(await log.next_batch(_MAX_ROWS, timeout=_LOOK_SECONDS), bulk=True)
             if (now := time.monotonic()) - told >= _TELL_SECONDS:
                 told = now
                 self._tell(self.rows - before, now - began)
+
+    async def _read_rest(self) -> None:
+        """Read what is left as ranges: a followed log takes a client of its own, and on Kafka half a second to tell
+        that only the marker of a transaction is left."""
+        for number, end in self._ends.items():
+            if self.positions[number] < end:
+                batches = self._bus.log.read(self.topic, number, self.positions[number], end, max_records=_MAX_ROWS)
+                async for batch in batches:
+                    await self._apply(batch, bulk=True)
+                self.positions[number] = end
+                meta = {position_name(number): b"%d" % end}
+                await in_thread(partial(self.store.write, {}, meta, durable=False))
+
+    async def _read_on(self, log: _Followed, enough: Enough, patience: float) -> bool:
+        """Read what comes until it is enough; return whether it is."""
+        self._log = log
         deadline = time.monotonic() + patience
-        done = enough is None or await enough(self.store.meta(CHECKPOINT))
-        if not done:
-            logger.info("%s of table %s: the last checkpoint is not visible yet", self._named(), self.topic)
-        while not done and enough is not None and (left := deadline - time.monotonic()) > 0:
-            self._apply(await log.next_batch(_MAX_ROWS, timeout=min(left, _LOOK_SECONDS)), bulk=True)
+        logger.info("%s of table %s: the last checkpoint is not visible yet", self._named(), self.topic)
+        done = False
+        while not done and (left := deadline - time.monotonic()) > 0:
+            await self._apply(await log.next_batch(_MAX_ROWS, timeout=min(left, _LOOK_SECONDS)), bulk=True)
             done = await enough(self.store.meta(CHECKPOINT))
-        self.sync()
-        self.seconds = time.monotonic() - began
-        self._known_at = time.monotonic()
-        logger.info(
-            "Recovered %s of table %s: %d rows in %.2f s", self._named(), self.topic, self.rows - before, self.seconds
-        )
         return done
+
+    async def _recovered(self, began: tuple[float, int]) -> None:
+        at, rows = began
+        if self.rows > rows:
+            await in_thread(self.sync)
+        self._known_at = time.monotonic()
+        self.seconds = self._known_at - at
+        logger.info(
+            "Recovered %s of table %s: %d rows in %.2f s", self._named(), self.topic, self.rows - rows, self.seconds
+        )
 
     async def _follow(self, log: _Followed) -> NoReturn:
         while True:
@@ -336,9 +387,9 @@ class TableCopy:
                 self._change(CopyState.CONNECTING)
                 if (self.staleness or 0.0) > _OLDEST:
                     raise OffsetOutOfRange(_too_old(self.staleness or 0.0))
-            self._apply(await log.next_batch(_MAX_ROWS, timeout=_LOOK_SECONDS))
+            await self._apply(await log.next_batch(_MAX_ROWS, timeout=_LOOK_SECONDS))
 
-    def _apply(self, batch: RecordBatch[bytes], *, bulk: bool = False) -> None:
+    async def _apply(self, batch: RecordBatch[bytes], *, bulk: bool = False) -> None:
         if not batch:
             return
         rows: dict[bytes, bytes | None] = {}
@@ -368,7 +419,12 @@ class TableCopy:
         if durable:
             self._synced = now
             meta[TIME] = stamp()
-        self.store.write(changes, meta, durable=durable)
+        # The write after a durable one waits for the disk, too, while the store gives up to sync.
+        waits, self._durable = bulk or durable or self._durable, durable
+        if waits:
+            await in_thread(lambda: self.store.write(changes, meta, durable=durable))
+        else:
+            self.store.write(changes, meta, durable=False)
         self._advanced.set()
         self._advanced = asyncio.Event()
 
