@@ -7,6 +7,7 @@ import random
 import sys
 import uuid
 from asyncio.subprocess import PIPE, Process
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import Any
 import pytest
 
 from broker import Bus, Json, OutboundMessage, connect
+from broker.hooks import PartitionsAssigned
 from broker.metrics import Metrics
-from broker_streams.graph import Group
+from broker_streams.context import Context
+from broker_streams.graph import Group, Input, Persist
 from broker_streams.processor import Processor
 from broker_streams.stores.memory import Memory
 from broker_streams.view import View
@@ -165,6 +168,73 @@ async def test_members_come_and_go_under_load(url: str, bus: Bus, graph: Group, 
         await until(lambda: summed(view) == (1200, 1200))
     ids = await published(bus, graph)
     assert len(ids) == len(set(ids)) == 1200
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_checkpoint_that_meets_a_rebalance_undoes_no_partition_that_stays(
+    url: str, bus: Bus, protocol: str
+) -> None:
+    """Its positions have the generation of before, and are refused: the same is written again with the present one."""
+    url = url if protocol == "classic" else f"{url.partition('?')[0]}?group_protocol=consumer"
+    name = f"streams-{uuid.uuid4().hex[:8]}"
+    await bus.admin.ensure_topic(name, partitions=PARTITIONS)
+    handled: list[tuple[int, int]] = []
+
+    def group(note: Callable[[int, int], object]) -> Group:
+        counts = Persist(Json(int))
+
+        def count(ctx: Context, value: int) -> None:
+            ctx[counts] = (ctx[counts] or 0) + value
+            note(ctx.partition, ctx.offset)
+
+        return Group(name, Input(name, Json(int), count), counts)
+
+    async def publish() -> None:
+        for partition in range(PARTITIONS):
+            messages = [OutboundMessage(b"1", f"key-{partition}", partition=partition)] * 10
+            await bus.topic(name).publish_batch(messages)
+
+    async def reaches(number: int) -> None:
+        await until(lambda: sum(value for _, value in view.items()) == number)
+
+    async with AsyncExitStack() as stack:
+        one, two = [await stack.enter_async_context(connect(url)) for _ in range(2)]
+        first = await stack.enter_async_context(processing(one, group(lambda *place: handled.append(place)), name="1"))
+        await first.ready()
+        view = await stack.enter_async_context(View(bus, f"{name}-table", Json(int)))
+        await view.ready()
+        async with processing(two, group(lambda *place: None), name="2") as second:
+            await until(lambda: len(first.partitions) == len(second.partitions) == 2)
+            staying = set(first.partitions)
+            await publish()
+            await reaches(10 * PARTITIONS)
+            held, rebalanced = asyncio.Event(), asyncio.Event()
+            transaction: Any = vars(vars(first)["_checkpoints"].commits)["_publisher"].spi
+            commit, abort, aborts = transaction.commit, transaction.abort, 0
+
+            async def late_commit() -> None:
+                # The positions have the generation of now.
+                held.set()
+                await rebalanced.wait()
+                await commit()
+
+            async def counted_abort() -> None:
+                nonlocal aborts
+                aborts += 1
+                await abort()
+
+            transaction.commit, transaction.abort = late_commit, counted_abort
+            await publish()
+            async with asyncio.timeout(120):
+                await held.wait()
+            one.hooks.listen(lambda event: rebalanced.set() if isinstance(event, PartitionsAssigned) else None)
+        await until(lambda: len(first.partitions) == PARTITIONS)
+        await publish()
+        await reaches(30 * PARTITIONS)
+        assert aborts == 1
+        assert first.stats().failed_checkpoints == 0
+    again = [place for place, times in Counter(handled).items() if place[0] in staying and times > 1]
+    assert again == []
 
 
 @pytest.mark.deep
