@@ -147,7 +147,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._starving = self._was_assigned = False
         self._stalled_since: float | None = None
         self._owned: set[tuple[str, int]] = set()
-        self._pausing = Pausing(self._owned)
+        self._pausing = Pausing(self._owned, self._assignment.wake)
         self._single: list[NativeRecord] = []  # polled one by one; callbacks may run before they are handed over
         self._poll_before = PollBefore(self._single.append)
         self._busy_seconds, self._busy_until, self._wait = busy_seconds, 0.0, _LEAST_WAIT
@@ -542,13 +542,20 @@ class ClientAssignment:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._incremental = _is_incremental(config)
         self._group = str(config["group.id"])
+        self._begins: dict[tuple[str, int], int] = {}
+        """By partition the position from which the client was told to read it last."""
 
     def add(self, client: Consumer, partitions: list[NativePartition]) -> None:
         """Read these from their positions."""
+        staying = list(self._begins)
         if self._incremental:
             client.incremental_assign(partitions)
         else:
             client.assign(partitions)
+            self._begins.clear()
+        self._begins |= {(each.topic, each.partition): each.offset for each in partitions}
+        if self._incremental:
+            self.wake(client, staying)
 
     def remove(self, client: Consumer, partitions: list[NativePartition]) -> None:
         """Stop reading these."""
@@ -556,8 +563,12 @@ class ClientAssignment:
             # Partitions without a position were never assigned, and the client refuses to remove what it does not have.
             there = {(each.topic, each.partition) for each in client.assignment()}
             client.incremental_unassign([each for each in partitions if (each.topic, each.partition) in there])
+            for each in partitions:
+                self._begins.pop((each.topic, each.partition), None)
+            self.wake(client, list(self._begins))
         else:
             client.unassign()
+            self._begins.clear()
 
     def move(
         self, client: Consumer, positions: Mapping[TopicPartition, int], owned: Collection[tuple[str, int]]
@@ -572,8 +583,27 @@ class ClientAssignment:
                 # A partition that is revoked meanwhile must not hide the error of one that stays.
                 failed = error if partition in owned else failed or not_assigned(partition, self._group)
             else:
+                self._begins[partition] = position
                 moved.append(partition)
         return moved, failed
+
+    def wake(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
+        """Fetch these at once, from where they were read to.
+
+        librdkafka pauses every partition for an incremental rebalance, and drops what it had fetched. After a resume
+        its thread for the broker sleeps on, up to a second, until something else wakes it; a seek does.
+        """
+        known = [each for each in partitions if each in self._begins]
+        for found in client.position(_native_partitions(known)) if known else ():
+            place = (found.topic, found.partition)
+            # The client knows no position before it has handed over a record from there.
+            position = found.offset if found.offset >= 0 else self._begins[place]
+            if position > 0:
+                try:
+                    client.seek(NativePartition(*place, position))
+                    self._begins[place] = position
+                except KafkaException as error:
+                    logger.debug("Waking %r[%d] failed: %s", *place, error)
 
     def _move(self, client: Consumer, to: NativePartition, owned: Collection[tuple[str, int]]) -> None:
         try:
@@ -598,12 +628,16 @@ class Pausing:
     fetched until a resume. So partitions are resumed before they are released.
 
     :param owned: what is assigned now; read with each call.
+    :param resumed: called with partitions that were resumed when nothing was fetched.
 
     :ivar parked: whether everything is paused because no batch is taken.
     """
 
-    def __init__(self, owned: set[tuple[str, int]]) -> None:
+    def __init__(
+        self, owned: set[tuple[str, int]], resumed: Callable[[Consumer, Iterable[tuple[str, int]]], object]
+    ) -> None:
         self.parked = False
+        self._resumed = resumed
         self._owned = owned
         self._requested: set[tuple[str, int]] = set()
         self._stopped: set[tuple[str, int]] = set()
@@ -636,6 +670,8 @@ class Pausing:
             client.pause(_native_partitions(more))
         if over := self._stopped - wanted:
             client.resume(_native_partitions(over))
+            if self._stopped >= self._owned:
+                self._resumed(client, over)
         self._stopped = wanted
 
     def let_go(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
