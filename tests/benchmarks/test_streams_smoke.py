@@ -19,7 +19,10 @@ EXPECTED = {
     "processing": ("kafka, processor | ≥ 70000 /s", "jetstream, by hand", "the engine, jetstream | ≤ 5 µs"),
     "recovery": ("kafka, recovery into LMDB", "view.get, lmdb | ≤ 3 µs"),
     "latency": ("p99, jetstream, a checkpoint each 1 s | ≤ 2 intervals", "kafka, each 0.1 s"),
-    "rebalance": ("classic, 2 inputs: a partition that stays | ≤ 0.25 s", "KIP-848, 1 input: a partition that moves"),
+    "rebalance": (
+        "classic, 2 inputs: a partition that stays, one joins | ≤ 0.25 s",
+        "KIP-848, 1 input: a partition that moves",
+    ),
     "memory": ("memory grown over",),
     "stores": ("| rocksdb |", "get_many"),
 }
