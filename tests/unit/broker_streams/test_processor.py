@@ -364,6 +364,7 @@ async def test_an_aborted_checkpoint_is_done_again(bus: Bus, server: Broker) -> 
     await publish(bus, ones(50))
     async with processing(bus, checkpoint_interval=0.05) as processor, viewing(bus) as view:
         await processor.ready()
+        await until(lambda: total(view) == 50)
         # More often than it is written again.
         server.faults.fail("transaction", TransactionAborted("a fault"), times=5)
         await publish(bus, ones(50))
