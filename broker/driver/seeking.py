@@ -39,10 +39,10 @@ async def seek_each(
     :raises PartialSeek: some have moved.
     """
     outcomes = await asyncio.gather(*map(seek, partitions), return_exceptions=True)
-    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    for failure in failures:
-        if not isinstance(failure, BrokerError):
-            raise failure
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, BrokerError):
+            raise outcome
+    failures = [outcome for outcome in outcomes if isinstance(outcome, BrokerError)]
     if failures:
         moved = [each for each, outcome in zip(partitions, outcomes, strict=True) if outcome not in failures]
         raise PartialSeek(moved, failures[0]) if moved else failures[0]

@@ -136,17 +136,17 @@ class ProxiedBroker(StreamBroker):
 
 def _before_nats(stack: AsyncExitStack) -> tuple[Proxy, str]:
     proxy = stack.enter_context(Proxy(nats.shared_server().port))
-    return proxy, f"{proxy.url}?owner_timeout=2&publish_timeout=5"
+    return proxy, f"{proxy.url}?owner_timeout=2"
 
 
 def _before_kafka(_: AsyncExitStack) -> tuple[Proxy, str]:
     proxy = wired_kafka().proxies[0]
-    return proxy, f"kafka://127.0.0.1:{proxy.port}?{_KAFKA}&message_timeout_ms=5000"
+    return proxy, f"kafka://127.0.0.1:{proxy.port}?{_KAFKA}"
 
 
 def _before_pulsar(_: AsyncExitStack) -> tuple[Proxy, str]:
     wire = wired_pulsar().wires["wire0"]
-    options = f"admin_url=http://127.0.0.1:{wire.web.port}&listener_name=wire0&publish_timeout=5"
+    options = f"admin_url=http://127.0.0.1:{wire.web.port}&listener_name=wire0"
     return wire, f"pulsar://127.0.0.1:{wire.port}?{options}"
 
 

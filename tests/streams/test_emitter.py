@@ -51,7 +51,7 @@ async def test_e2_offsets_of_a_partition_never_decrease(stream: Stream, number: 
     assert len(offsets) == number
 
 
-@on(*CUT)
+@on(*CUT, deep=("jetstream",))
 async def test_e3_what_a_broken_connection_holds_up_fails(server: StreamBroker, stream: Stream) -> None:
     lone = await server.connect_alone()
     emitter = Emitter(lone, stream.clicks, Json(int))

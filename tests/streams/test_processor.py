@@ -50,7 +50,7 @@ async def test_p1_restarts_count_nothing_twice(stream: Stream) -> None:
     assert await stream.waiting() <= PARTITIONS
 
 
-@on(*CUT)
+@on(*CUT, deep=("jetstream",))
 async def test_p2_what_was_not_committed_is_handled_again(server: StreamBroker, stream: Stream) -> None:
     handled: list[int] = []
 
@@ -286,7 +286,7 @@ def settled(processor: Processor) -> Callable[[], bool]:
     return lambda: all(each.engine.dirty == 0 and not each.backlog for each in processor.runners)
 
 
-@on(*CUT)
+@on(*CUT, deep=("jetstream",))
 async def test_p12_a_lost_connection_is_survived(server: StreamBroker, stream: Stream) -> None:
     lone = await server.connect_alone()
     async with stream.viewing(lone) as near, stream.viewing() as view, stream.processing(bus=lone) as processor:
