@@ -16,6 +16,7 @@ __all__ = [
     "PER_ENTRY",
     "PER_LEDGER",
     "MessageIdParts",
+    "entry_after",
     "first_chunk",
     "make_id",
     "next_position",
@@ -83,6 +84,14 @@ def next_position(message_id: Any) -> int:
         if slot < dict(zip(numbers[::2], numbers[1::2], strict=False)).get(_BATCH_SIZE, 0):
             return offset + 1
     return (offset // PER_ENTRY + 1) * PER_ENTRY
+
+
+def entry_after(position: int) -> int:
+    """The start of the next entry; the position itself if it starts one.
+
+    After the last message of a log both are the end: bounds have the one, a cursor that acked everything the other.
+    """
+    return -(-position // PER_ENTRY) * PER_ENTRY
 
 
 def first_chunk(message_id: Any) -> int:

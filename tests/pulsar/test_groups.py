@@ -146,6 +146,26 @@ async def test_records_below_another_members_seek_are_redelivered(
         assert await data_of(log, 4) == bodies[1:]
 
 
+async def test_the_position_of_a_group_that_has_read_everything_is_in_the_log(bus: Bus, topic: str) -> None:
+    """The broker's cursor is at the start of an entry that does not exist yet."""
+    place, bodies = TopicPartition(topic, 0), numbered(4)
+    await bus.topic(topic).publish_batch(bodies[:3])
+    async with bus.records(topic, group="billing") as log:
+        assert await data_of(log, 3) == bodies[:3]
+        await log.commit()
+    async with bus.records(topic, group="billing") as log:
+        await eventually(log.assignment, 60, "the assignment")
+        position = (await log.committed([place]))[place]
+        assert position is not None
+        await log.seek({place: None})
+        await log.seek({place: position})
+        assert [batch async for batch in bus.log.read(topic, 0, position)] == []
+        async with bus.log.follow(topic, {0: position}) as followed:
+            await bus.topic(topic).publish(bodies[3])
+            assert (await followed.next_batch(timeout=60)).data == [bodies[3]]
+        assert await data_of(log, 1) == bodies[3:]
+
+
 async def test_a_seek_waits_while_the_broker_moves_the_cursor_for_another_client(
     bus: Bus, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
