@@ -107,7 +107,8 @@ class TableCopy:
     :param partitions: None is all, also those that are added later.
     :param own: whether this is the state of a group of its own. Then the copy has its reserved rows, its checkpoint and
         the index of what is due; otherwise only the rows of the application.
-    :param before_write: called with rows by key before they are written; None deletes a row.
+    :param before_write: called with rows by key before they are written; None deletes a row. What it returns is called
+        after the write.
     :param on_state: called when `state` has changed.
     """
 
@@ -119,7 +120,7 @@ class TableCopy:
         partitions: Collection[int] | None = None,
         *,
         own: bool = False,
-        before_write: Callable[[Mapping[bytes, bytes | None]], object] | None = None,
+        before_write: Callable[[Mapping[bytes, bytes | None]], Callable[[], object] | None] | None = None,
         on_state: Callable[[CopyState], object] = lambda state: None,
     ) -> None:
         self.topic: Final = topic
@@ -323,11 +324,12 @@ class TableCopy:
 
     def _start_over(self, reason: str) -> None:
         logger.warning("The copy of table %s is emptied and read again: %s", self.topic, reason)
-        if self._before_write is not None:
-            gone = {key: None for key, _ in self.store.items(keys.ROWS)}
-            self._before_write(gone)
+        gone = {key: None for key, _ in self.store.items(keys.ROWS)}
+        written = None if self._before_write is None else self._before_write(gone)
         self.store.clear()
         self.positions = {}
+        if written is not None:
+            written()
 
     @property
     def _left(self) -> int:
@@ -409,8 +411,7 @@ class TableCopy:
             self.positions[place.partition] = position
             meta[position_name(place.partition)] = b"%d" % position
             self.read[place.partition] += len(part)
-        if self._before_write is not None and rows:
-            self._before_write(rows)
+        written = None if self._before_write is None or not rows else self._before_write(rows)
         changes: dict[str, Mapping[bytes, bytes | None]] = {keys.ROWS: rows}
         if own and (due := self._due(rows)):
             changes[keys.DUE] = due
@@ -425,6 +426,8 @@ class TableCopy:
             await in_thread(lambda: self.store.write(changes, meta, durable=durable))
         else:
             self.store.write(changes, meta, durable=False)
+        if written is not None:
+            written()
         self._advanced.set()
         self._advanced = asyncio.Event()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,25 @@ async def test_a_partition_that_the_table_does_not_have_is_named(bus: Bus) -> No
     async with View(bus, TABLE, Json(int), partitions=[7]) as view:
         with pytest.raises(Exception, match="has no partition 7"):
             await view.ready()
+
+
+async def test_a_change_is_told_when_the_view_has_the_row(bus: Bus) -> None:
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        store: Any = vars(view)["_store"]
+        write_now = store.write
+
+        def write_slowly(*args: Any, **options: Any) -> None:
+            time.sleep(0.05)
+            write_now(*args, **options)
+
+        store.write = write_slowly
+        changes = view.changes()
+        for value in range(5):
+            await write(bus, a=value)
+            async with asyncio.timeout(60):
+                change = await anext(changes)
+            assert view.get("a") == change.new == value
 
 
 async def test_changes_have_old_and_new_values(bus: Bus) -> None:
