@@ -16,7 +16,7 @@ from broker.driver import reads_answer
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.log_reader import make_record
 from broker_pulsar.log_stats import subscription_stats
-from broker_pulsar.message_ids import PER_ENTRY, entry_after, make_id, next_position, offset_of, pack, unpack
+from broker_pulsar.message_ids import PER_ENTRY, is_beyond, make_id, next_position, offset_of, pack, unpack
 from broker_pulsar.receiving import Receiver
 from broker_pulsar.subscriptions import OWNER
 
@@ -232,7 +232,7 @@ class AssignedPartition:
         if position is None:
             position = self.committed if self.committed is not None else self.start
             position = bounds.first if position is None else max(position, bounds.first)
-        if not bounds.first <= position <= entry_after(bounds.next):
+        if position < bounds.first or is_beyond(position, bounds.next):
             raise OffsetOutOfRange(
                 f"Position {position} of {self.topic_partition.topic}[{self.topic_partition.partition}] "
                 f"is not in the log, which holds {bounds.first} to {bounds.next}"

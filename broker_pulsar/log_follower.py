@@ -25,7 +25,7 @@ from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.log_reader import PulsarLogReader, make_record
 from broker_pulsar.log_stats import read_bounds, removed
-from broker_pulsar.message_ids import PER_LEDGER, entry_after
+from broker_pulsar.message_ids import PER_LEDGER, is_beyond
 from broker_pulsar.names import TopicPath
 from broker_pulsar.receiving import Receiver, ReceivingSource
 
@@ -124,7 +124,7 @@ class PulsarLogFollower(ReceivingSource):
         place = TopicPartition(self._topic, number)
         log = await self._connection.log(self._topic, number)
         bounds, stats = await read_bounds(self._connection, log)
-        if not bounds.first <= position <= entry_after(bounds.next):
+        if position < bounds.first or is_beyond(position, bounds.next):
             raise OffsetOutOfRange(
                 f"{self._topic!r}[{number}] holds {bounds.first} to {bounds.next}; cannot follow it from {position}"
             )

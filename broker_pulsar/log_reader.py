@@ -35,7 +35,7 @@ from broker_pulsar.codec import LogView, data_of, key_of
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.log_stats import entry_spans, keeps_acked_messages, log_bounds, read_bounds, removed, topic_bounds
-from broker_pulsar.message_ids import PER_ENTRY, PER_LEDGER, entry_after, first_chunk, make_id, next_position, offset_of
+from broker_pulsar.message_ids import PER_ENTRY, PER_LEDGER, first_chunk, is_beyond, make_id, next_position, offset_of
 from broker_pulsar.names import TopicPath
 from broker_pulsar.subscriptions import milliseconds
 
@@ -221,7 +221,7 @@ class PulsarLogReader:
     ) -> AsyncIterator[Sequence[Record[Any]]]:
         log = await self._connection.log(topic, partition)
         bounds, stats = await read_bounds(self._connection, log)
-        if start < bounds.first or max(start, stop) > entry_after(bounds.next):
+        if start < bounds.first or is_beyond(max(start, stop), bounds.next):
             raise OffsetOutOfRange(
                 f"{topic!r}[{partition}] holds {bounds.first} to {bounds.next}; cannot read {start} to {stop}"
             )

@@ -16,8 +16,8 @@ __all__ = [
     "PER_ENTRY",
     "PER_LEDGER",
     "MessageIdParts",
-    "entry_after",
     "first_chunk",
+    "is_beyond",
     "make_id",
     "next_position",
     "offset_of",
@@ -86,12 +86,13 @@ def next_position(message_id: Any) -> int:
     return (offset // PER_ENTRY + 1) * PER_ENTRY
 
 
-def entry_after(position: int) -> int:
-    """The start of the next entry; the position itself if it starts one.
+def is_beyond(position: int, end: int) -> bool:
+    """Whether a position is beyond the end of a log.
 
-    After the last message of a log both are the end: bounds have the one, a cursor that acked everything the other.
+    :param end: the position after the last message. The start of the next entry is the same place: there is the cursor
+        of a group that has read everything.
     """
-    return -(-position // PER_ENTRY) * PER_ENTRY
+    return position > end and position != (end // PER_ENTRY + 1) * PER_ENTRY
 
 
 def first_chunk(message_id: Any) -> int:

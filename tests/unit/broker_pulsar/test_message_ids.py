@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.errors import BackendError, InvalidName, OffsetOutOfRange
 from broker.names import EPHEMERAL, native_name
 from broker_pulsar.log_stats import removed
-from broker_pulsar.message_ids import LARGEST, entry_after, first_chunk, next_position, pack, unpack
+from broker_pulsar.message_ids import LARGEST, first_chunk, is_beyond, next_position, pack, unpack
 from broker_pulsar.names import subscription_name, topic_path
 
 places = st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**20 - 1), st.integers(0, 4095))
@@ -106,8 +106,8 @@ def test_records_removed_before_they_were_read(now: dict[str, Any], start: int, 
     assert removed(ledgers(_1=10, _2=10, _3=5), now, start, stop) is is_removed
 
 
-@pytest.mark.parametrize(
-    ("position", "end"), [((3, 2, 0), (3, 2, 0)), ((3, 2, 1), (3, 3, 0)), ((3, 2, 4095), (3, 3, 0))]
-)
-def test_the_entry_after_a_position(position: tuple[int, int, int], end: tuple[int, int, int]) -> None:
-    assert entry_after(pack(*position)) == pack(*end)
+@pytest.mark.parametrize("slot", [0, 1, 5])
+def test_the_start_of_the_next_entry_is_the_end_of_the_log(slot: int) -> None:
+    end, following = pack(3, 2, slot), pack(3, 3, 0)
+    assert [is_beyond(end + step, end) for step in (-1, 0, 1)] == [False, False, True]
+    assert [is_beyond(following + step, end) for step in (-1, 0, 1)] == [True, False, True]
