@@ -276,7 +276,7 @@ async def test_counters_only_grow_over_rollbacks_and_rebalances(server: Broker, 
         await first.ready()
         await publish(bus, *range(20))
         await until(metrics, "streams_handled_messages_total", 20)
-        server.faults.fail("transaction", TransactionAborted("a fault"))
+        server.faults.fail("transaction", TransactionAborted("a fault"), times=4)
         await publish(bus, *range(20))
         await until(metrics, "streams_rollbacks_total", 1)
         for _ in range(2):
