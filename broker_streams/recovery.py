@@ -372,8 +372,7 @@ class TableCopy:
 
     async def _recovered(self, began: tuple[float, int]) -> None:
         at, rows = began
-        if self.rows > rows:
-            await in_thread(self.sync)
+        await in_thread(self.sync)
         self._known_at = time.monotonic()
         self.seconds = self._known_at - at
         logger.info(
