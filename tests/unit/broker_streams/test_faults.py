@@ -244,6 +244,7 @@ async def test_a_store_of_another_cluster_is_emptied(
         await publish(other, [("key-1", 1)])
         async with processing(other, **options) as processor, viewing(other) as view:
             await until(lambda: view.get("key-1") == 1)
+            await processor.ready()
             assert await processor.get("key-2") is None
     assert "is emptied and read again" in caplog.text
 
