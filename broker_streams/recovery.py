@@ -107,8 +107,7 @@ class TableCopy:
     :param partitions: None is all, also those that are added later.
     :param own: whether this is the state of a group of its own. Then the copy has its reserved rows, its checkpoint and
         the index of what is due; otherwise only the rows of the application.
-    :param before_write: called with rows by key before they are written; None deletes a row. What it returns is called
-        after the write.
+    :param before_write: called with rows by key right before they are written; None deletes a row.
     :param on_state: called when `state` has changed.
     """
 
@@ -120,7 +119,7 @@ class TableCopy:
         partitions: Collection[int] | None = None,
         *,
         own: bool = False,
-        before_write: Callable[[Mapping[bytes, bytes | None]], Callable[[], object] | None] | None = None,
+        before_write: Callable[[Mapping[bytes, bytes | None]], object] | None = None,
         on_state: Callable[[CopyState], object] = lambda state: None,
     ) -> None:
         self.topic: Final = topic
@@ -324,12 +323,11 @@ class TableCopy:
 
     def _start_over(self, reason: str) -> None:
         logger.warning("The copy of table %s is emptied and read again: %s", self.topic, reason)
-        gone = {key: None for key, _ in self.store.items(keys.ROWS)}
-        written = None if self._before_write is None else self._before_write(gone)
+        if self._before_write is not None:
+            gone = {key: None for key, _ in self.store.items(keys.ROWS)}
+            self._before_write(gone)
         self.store.clear()
         self.positions = {}
-        if written is not None:
-            written()
 
     @property
     def _left(self) -> int:
@@ -410,7 +408,8 @@ class TableCopy:
             self.positions[place.partition] = position
             meta[position_name(place.partition)] = b"%d" % position
             self.read[place.partition] += len(part)
-        written = None if self._before_write is None or not rows else self._before_write(rows)
+        if self._before_write is not None and rows:
+            self._before_write(rows)
         changes: dict[str, Mapping[bytes, bytes | None]] = {keys.ROWS: rows}
         if own and (due := self._due(rows)):
             changes[keys.DUE] = due
@@ -421,12 +420,11 @@ class TableCopy:
             meta[TIME] = stamp()
         # The write after a durable one waits for the disk, too, while the store gives up to sync.
         waits, self._durable = bulk or durable or self._durable, durable
-        if waits:
+        # Who was told of rows reads them at once, so they are written before anybody else has a turn.
+        if waits and self._before_write is None:
             await in_thread(lambda: self.store.write(changes, meta, durable=durable))
         else:
-            self.store.write(changes, meta, durable=False)
-        if written is not None:
-            written()
+            self.store.write(changes, meta, durable=durable)
         self._advanced.set()
         self._advanced = asyncio.Event()
 

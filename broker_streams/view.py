@@ -15,7 +15,7 @@ is away, and says so by `state` and `staleness`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,18 +278,12 @@ class View(Generic[T]):
             raise Closed(f"The view of {self.table!r} is not open", advice="Use it as `async with View(...) as view:`")
         return self._copy
 
-    def _note_changes(self, rows: Mapping[bytes, bytes | None]) -> Callable[[], object] | None:
-        """What tells the listeners, once the store has the rows: they may read it at once."""
-        if not self._listeners:
-            return None
-        assert self._store is not None
-        olds = self._store.get_many(keys.ROWS, list(rows))
-
-        def tell() -> None:
+    def _note_changes(self, rows: Mapping[bytes, bytes | None]) -> None:
+        if self._listeners:
+            assert self._store is not None
+            olds = self._store.get_many(keys.ROWS, list(rows))
             for listener in tuple(self._listeners):
                 listener.add(zip(rows, olds, rows.values(), strict=True))
-
-        return tell
 
 
 class Changes(Generic[T]):
