@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast, get_origin, overload
@@ -27,7 +27,7 @@ from broker.errors import ConfigurationError, DecodeError, InvalidMessage
 if TYPE_CHECKING:
     from broker.protocols import Codec
 
-__all__ = ["Bytes", "Json", "Text"]
+__all__ = ["Bytes", "Json", "Text", "json_decoder", "reason_of"]
 
 T = TypeVar("T", default=Any)
 
@@ -111,7 +111,7 @@ class Json(Generic[T]):
         self.validate = validate
         self._admits_none = admits_none(type)
         try:
-            self._engine: _Engine = _PydanticEngine(type) if mentions_pydantic(type) else _MsgspecEngine(type)
+            self._engine = _engine_of(type)
         except Exception as error:
             raise ConfigurationError(
                 f"Json does not support the type {type!r}: {error}",
@@ -150,7 +150,7 @@ class Json(Generic[T]):
         except (ValueError, RecursionError) as error:
             if isinstance(error, DecodeError):
                 raise
-            raise DecodeError(f"{self!r} cannot decode the payload: {_reason(error)}", native=error) from error
+            raise DecodeError(f"{self!r} cannot decode the payload: {reason_of(error)}", native=error) from error
 
     def __eq__(self, other: object) -> bool:
         """`bus.topic` returns the same topic for equal codecs."""
@@ -165,6 +165,30 @@ class Json(Generic[T]):
     def __repr__(self) -> str:
         name = getattr(self.type, "__name__", None) or self.type
         return f"Json({name}, validate=True)" if self.validate else f"Json({name})"
+
+
+def json_decoder(type: Any) -> Callable[[bytes], Any]:
+    """What `Json(type)` decodes with, for callers that handle its errors. A pydantic model is validated by pydantic, so
+    that its bounds, patterns and validators count; everything else is decoded by msgspec, strictly.
+    """
+    return _engine_of(type).decode
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a value does not decode, in the words of its decoder and with the path of the field, in one line."""
+    errors: Any = getattr(error, "errors", None)
+    if callable(errors):
+        found = cast("list[dict[str, Any]]", errors(include_url=False, include_context=False, include_input=False))
+        first, *more = found
+        place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in first["loc"])
+        text = str(first["msg"]) + (f" - at `${place}`" if place else "") + (f", and {len(more)} more" if more else "")
+    else:
+        text = str(error)
+    return " ".join(text.split())
+
+
+def _engine_of(type: Any) -> _Engine:
+    return _PydanticEngine(type) if mentions_pydantic(type) else _MsgspecEngine(type)
 
 
 class _Engine(Protocol):
@@ -187,10 +211,10 @@ class _MsgspecEngine:
     __slots__ = ("_compares", "decode", "encode", "read", "values", "write")
 
     def __init__(self, type: Any) -> None:
-        self.encode = self.write = msgspec.json.Encoder().encode
-        self.decode = msgspec.json.Decoder(type).decode
+        self.encode = self.write = msgspec.json.Encoder(enc_hook=_model_out).encode
+        self.decode = msgspec.json.Decoder(type, dec_hook=_model_in).decode
         self.read = msgspec.json.Decoder().decode
-        self.values = partial(msgspec.to_builtins, builtin_types=(msgspec.Raw,))
+        self.values = partial(msgspec.to_builtins, builtin_types=(msgspec.Raw,), enc_hook=_model_out)
         self._compares = _compares_exactly(type)
 
     def reads_back(self, payload: Any, data: bytes, /) -> bool:
@@ -232,6 +256,22 @@ class _PydanticEngine:
 
     def reads_back(self, payload: Any, data: bytes, /) -> bool:
         return False
+
+
+def _model_in(type: Any, value: Any) -> Any:
+    """A pydantic model within what msgspec decodes."""
+    if not mentions_pydantic(type):
+        return value
+    try:
+        return type.model_validate_json(msgspec.json.encode(value))
+    except ValueError as error:
+        raise ValueError(reason_of(error)) from error
+
+
+def _model_out(value: Any) -> Any:
+    if not mentions_pydantic(type(value)):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return value.model_dump(mode="json", by_alias=True)
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -318,12 +358,8 @@ def _present(codec: str, data: bytes | None) -> bytes:
     return data
 
 
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())
-
-
 def _not_encodable(codec: str, payload: object, error: BaseException | None = None) -> InvalidMessage:
-    detail = f": {_reason(error)}" if error is not None else ""
+    detail = f": {reason_of(error)}" if error is not None else ""
     return InvalidMessage(
         f"{codec} cannot encode a payload of type {type(payload).__name__}{detail}",
         native=error,

@@ -1,52 +1,42 @@
 """`decode(frame, Order)`: JSON values by a class of Python, and the rows that do not decode, with the reason.
 
-Everything runs as expressions of Spark, in the JVM. `from_json` alone is not enough: it makes null of what it cannot
-read, text of what is no text, rounds decimals, and takes an empty value and what follows a value for nothing. What
-it is too easy with is read as a variant here, and looked at. *Failure.* A row is never an error: it is among the dead.
+A function of Arrow columns in Spark's Python workers: it receives nothing but the values, by the decoder of `Json`.
+*Failure.* A row is never an error: it is among the dead.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from functools import cached_property
 from typing import Any, Final, cast
+from zoneinfo import ZoneInfo
 
+import pyarrow
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
-from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
+from broker.codecs import Json, json_decoder, reason_of
 from broker.errors import ConfigurationError
-from broker_spark.common.schema import is_case_sensitive, unused
+from broker_spark.common.schema import is_case_sensitive
+from broker_spark.decode.columns import Misfit, column_of
 from broker_spark.decode.fields import same_but_for_case, structure_of
-from broker_spark.decode.json_columns import (
-    completed,
-    converted,
-    has_two_names,
-    read_type,
-    texts_type,
-    texts_under_one_name,
-    under_one_name,
-)
-from broker_spark.decode.problems import is_whole, problem, unread
 from broker_spark.decode.schema_tree import Structure
-from broker_spark.runtime.codegen import evaluated_once, uncompiled
+from broker_spark.decode.shipping import packed
+from broker_spark.runtime.workers import collect_less_often
 
-__all__ = ["PAYLOAD", "REASON", "Decoded", "decode", "judge", "payload_schema"]
+__all__ = ["PAYLOAD", "REASON", "Decoded", "JsonColumn", "decode", "judge", "payload_schema"]
 
 PAYLOAD: Final = "payload"
 REASON: Final = "reason"
 
-_READ: Final = "__read"
-_NAMED: Final = "__named"
-_MADE: Final = "__made"
-_OURS: Final = (PAYLOAD, REASON, _READ, _NAMED, _MADE)
-_CORRUPT: Final = "corrupt"
-_OPTIONS: Final = {
-    "mode": "PERMISSIVE",
-    "columnNameOfCorruptRecord": _CORRUPT,
-    "allowNonNumericNumbers": "false",
-    "allowSingleQuotes": "false",
-}
+_JUDGED: Final = "__judged"
+_OURS: Final = (PAYLOAD, REASON, _JUDGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,75 +52,123 @@ class Decoded:
 
 
 def payload_schema(type: Any) -> StructType:
-    """The columns of a dataclass, a pydantic model or a msgspec struct.
+    """The columns of a dataclass, an attrs class, a pydantic model or a msgspec struct.
 
-    :raises ConfigurationError: it is none, or names the field that Spark cannot read from JSON.
+    :raises ConfigurationError: it is none, or names the field that cannot be read into a column.
     """
     return structure_of(type).type
 
 
 def decode(frame: DataFrame, type: Any, *, column: str = "value") -> Decoded:
-    """Read JSON by a class; batch or streaming. Nothing runs yet.
+    """Read JSON by a class, as `Json(type)` does; batch or streaming. Nothing runs yet.
 
-    Fields that the class does not know are ignored. A field with a default has it where it is missing or null. Bounds,
-    patterns and validators of the class are not looked at: check what you need in the transform.
+    Spark's workers need msgspec and pyarrow, and import what runs code when the class is decoded: enums, pydantic
+    models, hooks.
 
-    :param type: a dataclass, a pydantic model or a msgspec struct.
+    :param type: a dataclass, an attrs class, a pydantic model or a msgspec struct.
     :param column: binary (UTF-8) or string.
     :raises ConfigurationError: the class cannot be read, or the frame has no such column, two of one name, or one that
-        is named `payload` or `reason`.
+        is named `payload` or `reason`. Over Spark Connect, Spark raises for the frame when it runs.
     """
-    judged, payload = _judged(frame, type, column)
-    kept = [_named(name) for name in frame.columns if name != column]
-    return Decoded(
-        judged.where(F.col(REASON).isNull()).select(*kept, payload.alias(PAYLOAD)),
-        judged.where(F.col(REASON).isNotNull()).select(*map(_named, frame.columns), REASON),
-    )
+    judged = _judged(frame, type, column)
+    is_dead = F.col(f"{_JUDGED}.{REASON}").isNotNull()
+    rows = judged.where(~is_dead).drop(column).withColumn(PAYLOAD, F.col(f"{_JUDGED}.{PAYLOAD}"))
+    dead = judged.where(is_dead).withColumn(REASON, F.col(f"{_JUDGED}.{REASON}"))
+    return Decoded(rows.drop(_JUDGED), dead.drop(_JUDGED))
 
 
 def judge(frame: DataFrame, type: Any) -> DataFrame:
     """Both halves of `decode` in one frame, to be read once: column `payload` or column `reason` is null."""
-    judged, payload = _judged(frame, type, "value")
-    return judged.select(*map(_named, frame.columns), F.when(F.col(REASON).isNull(), payload).alias(PAYLOAD), REASON)
+    judged = _judged(frame, type, "value")
+    return judged.select("*", f"{_JUDGED}.{PAYLOAD}", f"{_JUDGED}.{REASON}").drop(_JUDGED)
 
 
-def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column]:
-    """The rows with a reason, which is null where they decode, and what the payload then is."""
+def _judged(frame: DataFrame, type: Any, column: str) -> DataFrame:
+    """The frame and a struct of payload and reason; one of them is null."""
     structure = structure_of(type)
     _check(frame, type, structure, column)
-    text = _named(column).cast("string")
-    # Spark reads one value and ignores what follows, so a text could close what is around it. Between two marks that it
-    # cannot hold, since they are made of it, nothing but one value fits.
-    name = unused("mark", {name for each in structure.fields for name in each.names})
-    mark = F.concat(F.lit(f'{{"{name}":'), F.xxhash64(text), F.lit("}"))
-    wrapped = F.concat(F.lit('{"v":['), mark, F.lit(","), text, F.lit(","), mark, F.lit('],"t":'), text, F.lit("}"))
-    one = StructType([*cast("StructType", read_type(structure)), StructField(name, LongType())])
-    texts = StructField("t", texts_type(structure) or StringType())
-    schema = StructType([StructField("v", ArrayType(one)), texts, StructField(_CORRUPT, StringType())])
-    read = frame.select("*", evaluated_once(F.from_json(wrapped, schema, _OPTIONS)).alias(_READ))
-    values = F.col(f"{_READ}.v")
-    value, other_texts = F.get(values, F.lit(1)), F.col(f"{_READ}.t")
-    if has_two_names(structure):
-        there = texts_under_one_name(structure, other_texts, value) if texts_type(structure) else other_texts
-        both = F.struct(under_one_name(structure, value).alias("v"), there.alias("t"))
-        read = read.select("*", evaluated_once(both).alias(_NAMED))
-        value, other_texts = F.col(f"{_NAMED}.v"), F.col(f"{_NAMED}.t")
-    marked = [F.get(values, F.lit(place)).getField(name).eqNullSafe(F.xxhash64(text)) for place in (0, 2)]
-    read = read.select("*", evaluated_once(converted(structure, value, other_texts, text)).alias(_MADE))
-    made = F.col(_MADE)
-    is_text = F.is_valid_utf8(text)
-    is_read = F.col(f"{_READ}.{_CORRUPT}").isNull() & (F.size(values) == 3) & marked[0] & marked[1] & value.isNotNull()
-    reasons = [
-        F.when(_named(column).isNull(), F.lit("The value is null")),
-        F.when(~is_text, F.lit("The value is no text in UTF-8")),
-        F.when(~is_read, unread(structure, text, F.when(marked[0], value))),
-    ]
-    wrong = problem(structure, value, made, False, "")
-    if wrong is not None:
-        reasons.append(wrong)
-    is_right = F.coalesce(is_text & is_read & is_whole(structure, value, made, True), F.lit(False))
-    reason = F.when(~is_right, uncompiled(F.coalesce(*reasons)))
-    return read.withColumn(REASON, reason), completed(structure, made)
+    made = JsonColumn(type, _zone(str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))))
+    # Spark evaluates a nondeterministic expression once, whatever reads it.
+    functions: Any = F
+    # Without hints, since Spark would evaluate them.
+    judged = functions.arrow_udf(lambda values: made(values), made.type).asNondeterministic()  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    return frame.select("*", judged(_named(column).cast("binary")).alias(_JUDGED))
+
+
+class JsonColumn:
+    """Makes an Arrow column of payloads and reasons of a column of JSON. Pickle it before the first call.
+
+    :param zone: of times without one.
+    :raises ConfigurationError: the class cannot be read into columns, or not be sent to workers.
+    """
+
+    def __init__(self, type: Any, zone: tzinfo = UTC) -> None:
+        self._structure = structure_of(type)
+        Json(type)
+        self._zone = zone
+        self._packed = packed(type)
+
+    @property
+    def type(self) -> StructType:
+        """Spark's type of the column."""
+        return StructType([StructField(PAYLOAD, self._structure.type), StructField(REASON, StringType())])
+
+    def __call__(self, values: pyarrow.Array[Any]) -> pyarrow.Array[Any]:
+        collect_less_often()
+        decode = self._decode
+        rows: list[Any] = []
+        reasons: list[str | None] = []
+        for value in cast("list[bytes | None]", values.to_numpy(zero_copy_only=False).tolist()):
+            try:
+                rows.append(decode(cast("bytes", value)))
+                reasons.append(None)
+            except Exception as error:
+                rows.append(None)
+                reasons.append(_said(value, error))
+        payloads = self._columns(rows, reasons, 0)
+        kind: Any = to_arrow_type(self.type, timezone="UTC")
+        found = [pyarrow.concat_arrays(payloads), pyarrow.array(reasons, pyarrow.string())]
+        return cast("Any", pyarrow.StructArray).from_arrays(found, fields=list(kind))
+
+    def _columns(self, rows: list[Any], reasons: list[str | None], start: int) -> list[pyarrow.Array[Any]]:
+        """The column in pieces. A row that does not fit is null, and has a reason."""
+        try:
+            return [self._column(rows)]
+        except Misfit as error:
+            if len(rows) == 1:
+                reasons[start] = _said(b"", error)
+                return [self._column([None])]
+        half = len(rows) // 2
+        return self._columns(rows[:half], reasons, start) + self._columns(rows[half:], reasons, start + half)
+
+    @cached_property
+    def _decode(self) -> Any:
+        return json_decoder(pickle.loads(self._packed))  # noqa: S301 - made by `packed`
+
+    @cached_property
+    def _column(self) -> Any:
+        return column_of(self._structure, self._zone)
+
+
+def _said(value: bytes | None, error: Exception) -> str:
+    if value is None:
+        return "The value is null"
+    text = reason_of(error)
+    if not isinstance(error, (ValueError, RecursionError)):
+        text = f"{type(error).__name__}: {text}"
+    return text.encode(errors="replace").decode()
+
+
+def _zone(name: str) -> tzinfo:
+    """A time zone by the name that Spark has for it, which may be an offset."""
+    if name in ("UTC", "Z", "Etc/UTC"):
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError):
+        offset = datetime.strptime(name.removeprefix("UTC").removeprefix("GMT"), "%z").tzinfo
+        assert offset is not None  # it was parsed
+        return offset
 
 
 def _named(name: str) -> Column:
@@ -149,6 +187,9 @@ def _check(frame: DataFrame, type: Any, structure: Structure, column: str) -> No
             f"Fields {' and '.join(map(repr, same))} of {type.__name__} have the same name for Spark",
             advice="Rename one of them, or set spark.sql.caseSensitive to true",
         )
+    if not isinstance(frame, ClassicDataFrame):
+        # A frame of Spark Connect would ask the server, which a declarative pipeline forbids.
+        return
     for name in frame.columns:
         if (name if exact else name.lower()) in _OURS and name != column:
             raise ConfigurationError(

@@ -14,13 +14,12 @@ __all__ = ["Field", "Leaf", "Listed", "Mapped", "Node", "Structure"]
 class Leaf:
     """A value without parts.
 
-    :ivar allowed: all the values there are, of an enum or a literal.
-    :ivar uuid: it is the text of a UUID.
+    :ivar type: of the column.
+    :ivar hint: the type in Python, such as `datetime` or `UUID`; of each enum `Enum`.
     """
 
     type: DataType
-    allowed: tuple[str | int, ...] = ()
-    uuid: bool = False
+    hint: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +52,13 @@ class Field:
 
     :ivar name: in Python, and of the column.
     :ivar encoded: in JSON.
-    :ivar required: it can be neither missing nor null.
-    :ivar default: what stands for it where it is missing or null, a builtin; None is null.
-    :ivar other: a second name in JSON, which counts where the first is missing.
+    :ivar nullable: its type or its default is None.
     """
 
     name: str
     encoded: str
     node: Node
-    required: bool
-    default: Any = None
-    other: str | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Those that it may have in JSON."""
-        return (self.encoded,) if self.other is None else (self.encoded, self.other)
+    nullable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +69,7 @@ class Structure:
 
     @property
     def type(self) -> StructType:
-        return StructType(
-            [StructField(each.name, each.node.type, not each.required and each.default is None) for each in self.fields]
-        )
+        return StructType([StructField(each.name, each.node.type, each.nullable) for each in self.fields])
 
 
 Node = Leaf | Listed | Mapped | Structure

@@ -10,13 +10,7 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 
-__all__ = ["evaluated_once", "uncompiled"]
-
-
-def evaluated_once(column: Column) -> Column:
-    """The column evaluated once for all its readers: Spark does not repeat a nondeterministic expression."""
-    guard = F.map_filter(F.create_map(F.lit(0), F.spark_partition_id()), lambda _, number: number >= 0)
-    return F.when(F.size(guard) >= 0, column)
+__all__ = ["uncompiled"]
 
 
 def uncompiled(column: Column) -> Column:

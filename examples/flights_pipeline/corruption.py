@@ -51,17 +51,20 @@ def _without(name: str) -> Spoil:
 
 
 KINDS: Final[dict[str, tuple[Spoil, str]]] = {
-    "truncated": (lambda data: data[: len(data) // 2], "The value is not JSON"),
-    "wrong type": (_with(departure_delay="late"), 'departure_delay is "late", and bigint is due'),
-    "missing field": (_without("carrier"), "carrier is missing or null"),
-    "null field": (_with(leg=None), "leg is missing or null"),
-    "unknown airport": (_with(origin="BOS"), 'origin is "BOS", and one of "EWR", "JFK", "LGA" is due'),
-    "no time": (_with(scheduled="at noon"), 'scheduled is "at noon", and timestamp is due'),
-    "too large": (_with(number=10**30), f"number is {10**30}, and bigint is due"),
-    "not UTF-8": (lambda data: data.replace(b'"carrier":"', b'"carrier":"\xff'), "The value is no text in UTF-8"),
-    "two in one": (lambda data: data + data, "The value is another JSON than the class has"),
-    "a list": (lambda data: b"[" + data + b"]", "The value is another JSON than the class has"),
-    "empty": (lambda _: b"", "The value is not JSON"),
+    "truncated": (lambda data: data[: len(data) // 2], "Input data was truncated"),
+    "wrong type": (_with(departure_delay="late"), "Expected `int | null`, got `str` - at `$.departure_delay`"),
+    "missing field": (_without("carrier"), "Object missing required field `carrier`"),
+    "null field": (_with(leg=None), "Expected `int`, got `null` - at `$.leg`"),
+    "unknown airport": (_with(origin="BOS"), "Invalid enum value 'BOS' - at `$.origin`"),
+    "no time": (_with(scheduled="at noon"), "Invalid RFC3339 encoded datetime - at `$.scheduled`"),
+    "too large": (_with(number=10**30), f"A column of bigint cannot hold {10**30} - at `$.number`"),
+    "not UTF-8": (
+        lambda data: data.replace(b'"carrier":"', b'"carrier":"\xff'),
+        "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+    ),
+    "two in one": (lambda data: data + data, "JSON is malformed: trailing characters (byte {behind})"),
+    "a list": (lambda data: b"[" + data + b"]", "Expected `object`, got `array`"),
+    "empty": (lambda _: b"", "Input data was truncated"),
     "no value": (lambda _: None, "The value is null"),
 }
 """How to corrupt a flight's JSON, and the expected reason of the dead letter, by kind."""
@@ -74,4 +77,6 @@ def corrupted(flights: Sequence[Flight]) -> Iterator[Corrupted]:
     for turn, index in enumerate(range(every - 1, len(flights), every)):
         kind, (spoil, reason) = kinds[turn % len(kinds)]
         flight = flights[index]
-        yield Corrupted(flight.number, flight.aircraft, kind, spoil(FLIGHT_JSON.encode(flight) or b""), reason)
+        data = FLIGHT_JSON.encode(flight) or b""
+        reason = reason.format(behind=len(data) + 1)
+        yield Corrupted(flight.number, flight.aircraft, kind, spoil(data), reason)

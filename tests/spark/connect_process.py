@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.connect.client import SparkConnectClient
 from pyspark.sql.streaming.query import StreamingQuery
 
 import broker_spark
@@ -44,7 +47,9 @@ def main(jars: str, url: str, source: str, target: str, kafka: str, topic: str, 
     found["lags"] = [sum(broker_spark.lag(each)[source].values()) for each in query.recentProgress]
     values = spark.range(2).select(F.concat(F.lit("x"), F.col("id")).alias("value"))
     values.write.format("broker").options(url=url, topic=target).mode("append").save()
-    decoded = broker_spark.decode(broker_spark.read(spark, url=url, topic=target), Row)
+    frame = broker_spark.read(spark, url=url, topic=target)
+    with asking_nothing():
+        decoded = broker_spark.decode(frame, Row)
     found["decoded"] = sorted(row.payload.number for row in decoded.rows.collect())
     found["dead"] = sorted(row.reason for row in decoded.dead.collect())
     pipeline = Pipeline(
@@ -80,6 +85,19 @@ def main(jars: str, url: str, source: str, target: str, kafka: str, topic: str, 
     except Unsupported as error:
         found["ids"] = str(error)
     print(json.dumps(found))
+
+
+@contextmanager
+def asking_nothing() -> Generator[None]:
+    """No plan is analyzed: a declarative pipeline forbids that."""
+    analyze = SparkConnectClient._analyze
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a plan was analyzed")
+
+    SparkConnectClient._analyze = refuse
+    yield
+    SparkConnectClient._analyze = analyze
 
 
 def copy(frame: DataFrame, url: str, target: str, checkpoint: str) -> StreamingQuery:

@@ -87,7 +87,7 @@ def test_sources_and_sinks_work_with_spark_connect(found: Found) -> None:
         "auto": kafka_rows,
         "rows of batches": [4, 4, 2],
         "decoded": list(range(10)),
-        "dead": ["The value is not JSON"] * 2,
+        "dead": ["JSON is malformed: invalid character (byte 0)"] * 2,
         "run": refusal,
         "explain": refusal,
     }

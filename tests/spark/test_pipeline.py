@@ -119,7 +119,7 @@ def test_every_row_is_once_in_every_sink(
     found = [record for part in bus.log.partitions(dead) for batch in bus.log.read(dead, part) for record in batch]
     by_body = {record.data: record for record in found}
     assert by_body.keys() == {*bad, None}
-    assert by_body[b'{"number": 1}'].attributes["dead-letter-reason"] == "colour is missing or null"
+    assert by_body[b'{"number": 1}'].attributes["dead-letter-reason"] == "Object missing required field `colour`"
     gone = by_body[None]
     assert (gone.key, gone.attributes["table"], gone.attributes["dead-letter-id"]) == (b"gone", "3", "mine")
     assert gone.attributes["dead-letter-topic"] == source

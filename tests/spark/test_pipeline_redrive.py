@@ -106,7 +106,11 @@ def test_redriven_letters_are_decoded_by_the_next_run(
     assert listed.keys() == {'{"number": 10}', "?"}
     ten = listed['{"number": 10}']
     assert (ten["topic"], ten["subscription"], ten["id"]) == (source, "orders", "mine")
-    assert (ten["reason"], ten["key"], ten["attributes"]) == ("colour is missing or null", "ten", {"table": "3"})
+    assert (ten["reason"], ten["key"], ten["attributes"]) == (
+        "Object missing required field `colour`",
+        "ten",
+        {"table": "3"},
+    )
     assert f"2 moved to '{source}'".encode() in call("redrive", dead, "--to", source)
     reports = []
     fixed = replace(pipeline, sources={"orders": replace(pipeline.sources["orders"], decode=Coloured)})
@@ -121,4 +125,8 @@ def test_redriven_letters_are_decoded_by_the_next_run(
     ]
     # Only rows that still do not decode are letters again.
     [letter] = map(json.loads, call("list", dead, "--json").splitlines())
-    assert (letter["data"], letter["reason"], letter["topic"]) == ("?", "The value is not JSON", source)
+    assert (letter["data"], letter["reason"], letter["topic"]) == (
+        "?",
+        "JSON is malformed: invalid character (byte 0)",
+        source,
+    )
