@@ -24,7 +24,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from broker.codecs import Json, json_decoder, reason_of
 from broker.errors import ConfigurationError
 from broker_spark.common.schema import is_case_sensitive
-from broker_spark.decode.columns import Misfit, column_of
+from broker_spark.decode.columns import column_of
 from broker_spark.decode.fields import same_but_for_case, structure_of
 from broker_spark.decode.schema_tree import Structure
 from broker_spark.decode.shipping import packed
@@ -62,8 +62,7 @@ def payload_schema(type: Any) -> StructType:
 def decode(frame: DataFrame, type: Any, *, column: str = "value") -> Decoded:
     """Read JSON by a class, as `Json(type)` does; batch or streaming. Nothing runs yet.
 
-    Spark's workers need msgspec and pyarrow, and import what runs code when the class is decoded: enums, pydantic
-    models, hooks.
+    Spark's workers need anybroker, and import a class that runs code of its own, such as `__post_init__`.
 
     :param type: a dataclass, an attrs class, a pydantic model or a msgspec struct.
     :param column: binary (UTF-8) or string.
@@ -134,7 +133,8 @@ class JsonColumn:
         """The column in pieces. A row that does not fit is null, and has a reason."""
         try:
             return [self._column(rows)]
-        except Misfit as error:
+        except Exception as error:
+            # Hooks and validators may make anything of a field.
             if len(rows) == 1:
                 reasons[start] = _said(b"", error)
                 return [self._column([None])]

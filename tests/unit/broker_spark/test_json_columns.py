@@ -311,6 +311,23 @@ def test_hooks_run_and_cannot_fail_a_batch() -> None:
     ]
 
 
+@dataclass
+class Twisted:
+    names: list[str]
+
+    def __post_init__(self) -> None:
+        made: Any = 5
+        self.names = self.names and made
+
+
+def test_whatever_hooks_make_of_a_field_cannot_fail_a_batch() -> None:
+    assert judged(Twisted, b'{"names": []}', b'{"names": ["a"]}', b'{"names": []}') == [
+        ({"names": []}, None),
+        (None, "TypeError: 'int' object is not iterable"),
+        ({"names": []}, None),
+    ]
+
+
 class Validated(pydantic.BaseModel):
     number: int = pydantic.Field(ge=3, alias="NUM")
     names: list[Annotated[str, pydantic.Field(pattern="^a")]] = []
