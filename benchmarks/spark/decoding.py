@@ -57,7 +57,7 @@ def measure_decoding(stage: SparkStage, scale: float, rounds: int) -> list[Secti
         decoder = msgspec.json.Decoder(Leg)
         for batch in batches:
             rows = [decoder.decode(value) for value in batch.column("value").to_pylist()]
-            columns = [arrays([getattr(row, each.name) for row in rows], each.type) for each in arrow]
+            columns: list[Any] = [arrays([getattr(row, each.name) for row in rows], each.type) for each in arrow]
             yield from_arrays(columns, schema=arrow)
 
     decoded = broker_spark.decode(frame, Leg)
