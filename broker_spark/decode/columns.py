@@ -11,7 +11,6 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import pyarrow
-import pyarrow.compute
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, FloatType, StringType, TimestampType
 
@@ -153,15 +152,23 @@ def _plain(hint: Any, zone: tzinfo) -> Callable[[Any], Any] | None:
     return None
 
 
+def _compute() -> Any:
+    """Loaded with the first column: workers that only read do without."""
+    import pyarrow.compute
+
+    return pyarrow.compute
+
+
 def _is_beyond_python(times: pyarrow.Array[Any]) -> bool:
     if len(times) == times.null_count:
         return False
-    found: Any = pyarrow.compute.min_max(times.view(pyarrow.int64())).as_py()
+    found: Any = _compute().min_max(times.view(pyarrow.int64())).as_py()
     return found["min"] < _TIMES[0] or found["max"] > _TIMES[1]
 
 
 def _is_infinite(numbers: pyarrow.Array[Any]) -> bool:
-    return bool(_arrow.compute.any(_arrow.compute.is_inf(numbers)).as_py())
+    compute = _compute()
+    return bool(compute.any(compute.is_inf(numbers)).as_py())
 
 
 def _never(_: pyarrow.Array[Any]) -> bool:

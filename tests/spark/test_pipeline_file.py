@@ -167,11 +167,15 @@ def test_directories_are_relative_to_the_file(file: Path) -> None:
         ),
         ('"MODULE:large"', '"broken:large"', "module broken fails: SyntaxError"),
         ('"MODULE:large"', '"ending:large"', "module ending fails: SystemExit: 3. Fix the module"),
-        (":Order", ":not_hashable", "sources.orders: {} is no dataclass, pydantic model or msgspec struct"),
+        (
+            ":Order",
+            ":not_hashable",
+            "sources.orders: {} is no dataclass, attrs class, pydantic model or msgspec struct",
+        ),
         ('checkpoint = "checkpoint"', 'checkpoint = ""', "checkpoint is ''. It takes a directory"),
         ('path = "archive"', 'path = ""', "sinks.archive: path is ''. It takes a directory"),
         ("maxRows = 50", 'connector = "perhaps"', "sources.orders: Option connector is 'perhaps'. It takes auto or"),
-        (":Order", ":not_a_class", "sources.orders: 5 is no dataclass, pydantic model or msgspec struct"),
+        (":Order", ":not_a_class", "sources.orders: 5 is no dataclass, attrs class, pydantic model or msgspec struct"),
         ("maxRows", "maxRow", "sources.orders: The source has no option 'maxRow'. Did you mean 'maxRows'"),
         ("maxRows = 50", 'maxRows = "x"', "sources.orders: Option maxRows is 'x'. It takes a whole number"),
         (
