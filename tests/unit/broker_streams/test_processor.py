@@ -677,7 +677,7 @@ async def test_a_group_that_has_positions_and_no_checkpoint_keeps_both(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("recipe", ["transactions", "atomic-10-rows"])
 async def test_p6_members_come_go_and_are_killed(recipe: str, seed: int) -> None:
-    server = Broker(replace(RECIPES[recipe], session_seconds=0.5))
+    server = Broker(replace(RECIPES[recipe], session_seconds=0.5, transaction_seconds=5.0))
     chance = random.Random(f"{recipe}{seed}")
 
     def loop_back(ctx: Context, value: int) -> None:
