@@ -175,6 +175,11 @@ class Checkpointer:
         for runner, part, _ in written:
             runner.settled(part)
 
+    async def stored(self) -> None:
+        """Wait until the stores have the checkpoint that was written last."""
+        if (settling := self._settling) is not None:
+            await asyncio.wait((settling,))
+
     async def forget(self, runner: PartitionRunner) -> None:
         """Drop what was taken of a partition and not written. Its store is not written any more afterwards."""
         if self._settling is not None:

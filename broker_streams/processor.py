@@ -917,6 +917,9 @@ class Processor(Service):
         except Unsupported:
             # The broker does not tell where it puts keys.
             homes = list(await self.bus.log.partitions(table))
+        if self._checkpoints is not None:
+            # Who has seen the row in the table finds it here.
+            await self._checkpoints.stored()
         here = [runner for partition in homes if (runner := self._runners.get(partition)) is not None]
         for runner in here:
             if (data := runner.store.get(keys.ROWS, wire)) is not None:
