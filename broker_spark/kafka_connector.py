@@ -28,7 +28,6 @@ from broker_spark.common.connections import bus_of
 from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets
 from broker_spark.common.options import CONNECTORS, Bound, Position, SourceOptions, as_texts, parse_choice
 from broker_spark.common.topics import bounds_of, check_found, check_order, chosen_topics, resolve, skip_deleted
-from broker_spark.runtime.codegen import uncompiled
 from broker_spark.session import hide_secrets, register
 from broker_spark.spool.positions import SPOOL_SOURCE
 
@@ -278,6 +277,16 @@ def _own_header(frame: DataFrame, name: str) -> Column:
     return F.get(mine, 0)["value"].cast("string")
 
 
+def _uncompiled(column: Column) -> Column:
+    """The column without generated code, for expressions that few rows need.
+
+    Java interprets a method of more than 8000 bytes, which is several times slower. Spark generates one method for all
+    consecutive steps, except around expressions without code generation, such as `zip_with`; the steps before and after
+    these get methods of their own, which Spark splits as needed.
+    """
+    return F.get(F.zip_with(F.array(F.lit(0)), F.array(F.lit(0)), lambda _, __: column), 0)
+
+
 def _id(frame: DataFrame) -> Column:
     # Invalid UTF-8 is replaced as in Python.
     given = F.make_valid_utf8(_own_header(frame, "id"))
@@ -288,7 +297,7 @@ def _attributes(frame: DataFrame) -> Column:
     """Text headers in order; the last one of each name."""
     headers = _headers(frame)
     packed = F.exists(headers, lambda header: header["key"] == _PACKED)
-    pairs = F.when(packed, uncompiled(F.flatten(F.transform(headers, _pairs)))).otherwise(
+    pairs = F.when(packed, _uncompiled(F.flatten(F.transform(headers, _pairs)))).otherwise(
         F.transform(F.filter(headers, _is_attribute), _pair)
     )
     # A lambda recomputes every captured expression for each element, but not its arguments.
@@ -307,7 +316,7 @@ def _shown(pairs: Column) -> Column:
         return own
 
     suspect = F.exists(names, lambda name: name.rlike(_RESERVED))
-    return F.when(suspect, uncompiled(F.filter(pairs, is_own))).otherwise(pairs)
+    return F.when(suspect, _uncompiled(F.filter(pairs, is_own))).otherwise(pairs)
 
 
 def _last_of_each(pairs: Column) -> Column:
@@ -316,7 +325,7 @@ def _last_of_each(pairs: Column) -> Column:
         pairs,
         lambda each, index: ~F.array_contains(F.slice(pairs["key"], index + 2, F.size(pairs) + 1), each["key"]),
     )
-    return F.when(F.size(F.array_distinct(pairs["key"])) == F.size(pairs), pairs).otherwise(uncompiled(last))
+    return F.when(F.size(F.array_distinct(pairs["key"])) == F.size(pairs), pairs).otherwise(_uncompiled(last))
 
 
 def _is_attribute(header: Column) -> Column:
