@@ -18,6 +18,7 @@ from broker_streams.processor import Processor
 from broker_streams.stores.memory import Memory
 from broker_streams.view import View
 from tests.servers.nats import shared_server
+from tests.streams.support import published, total
 
 PARTITIONS = 3
 
@@ -51,23 +52,10 @@ async def publish(bus: Bus, group: Group, number: int, keys: int = 7) -> None:
     await bus.topic(f"{group.name}-in").publish_batch(messages)
 
 
-async def published(bus: Bus, group: Group) -> list[str]:
-    """The ids of what the group has published."""
-    found: list[str] = []
-    for partition in range(PARTITIONS):
-        async for batch in bus.log.read(f"{group.name}-out", partition):
-            found += [record.id for record in batch]
-    return found
-
-
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(90):
         while not condition():
             await asyncio.sleep(0.01)
-
-
-def total(view: View[int]) -> int:
-    return sum(value for _, value in view.items())
 
 
 def processing(bus: Bus, group: Group, **options: Any) -> Processor:
@@ -85,7 +73,7 @@ async def test_restarts_count_nothing_twice(bus: Bus, group: Group) -> None:
                 assert processor.stats().guarantee == "exactly_once"
                 await until(lambda: total(view) == 100 * (turn + 1))  # noqa: B023
         assert {key: view.get(key) for key, _ in view.items()} == dict(view.items())
-    ids = await published(bus, group)
+    ids = await published(bus, f"{group.name}-out")
     assert len(ids) == len(set(ids)) == 300
 
 
@@ -132,7 +120,7 @@ async def test_crashes_around_checkpoints_count_nothing_twice(bus: Bus, group: G
                 deaths += 1
         assert deaths > 2
         assert total(view) == 240
-    ids = await published(bus, group)
+    ids = await published(bus, f"{group.name}-out")
     assert len(ids) == len(set(ids)) == 240
 
 
@@ -159,7 +147,7 @@ async def test_members_share_the_partitions(bus: Bus, group: Group) -> None:
         await until(lambda: len(first.partitions) == PARTITIONS)
         await publish(bus, group, 200)
         await until(lambda: total(view) == 600)
-    ids = await published(bus, group)
+    ids = await published(bus, f"{group.name}-out")
     assert len(ids) == len(set(ids)) == 600
 
 

@@ -26,6 +26,7 @@ from broker_streams.view import View
 from tests.kafka import streams_process
 from tests.kafka.streams_process import make_group
 from tests.servers.kafka import KafkaServer
+from tests.streams.support import published
 
 PARTITIONS = 4
 
@@ -58,15 +59,6 @@ async def publish(bus: Bus, group: Group, number: int) -> None:
         await bus.topic(f"{group.name}-{end}").publish_batch(messages)
 
 
-async def published(bus: Bus, group: Group) -> list[str]:
-    """The ids of what the group has published and committed."""
-    found: list[str] = []
-    for partition in range(PARTITIONS):
-        async for batch in bus.log.read(f"{group.name}-out", partition):
-            found += [record.id for record in batch]
-    return found
-
-
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(120):
         while not condition():
@@ -95,7 +87,7 @@ async def test_restarts_count_nothing_twice(bus: Bus, graph: Group) -> None:
                 assert processor.stats().how == "transactions"
                 await until(lambda: summed(view) == (200 * turn, 200 * turn))  # noqa: B023
                 assert await processor.get("key-3") == view.get("key-3")
-    ids = await published(bus, graph)
+    ids = await published(bus, f"{graph.name}-out")
     assert len(ids) == len(set(ids)) == 600
     lag = await bus.admin.lag(f"{graph.name}-a", graph.name)
     # The last offset of a partition may be that of a transaction.
@@ -166,7 +158,7 @@ async def test_members_come_and_go_under_load(url: str, bus: Bus, graph: Group, 
         await until(lambda: len(first.partitions) == PARTITIONS)
         await publish(bus, graph, 200)
         await until(lambda: summed(view) == (1200, 1200))
-    ids = await published(bus, graph)
+    ids = await published(bus, f"{graph.name}-out")
     assert len(ids) == len(set(ids)) == 1200
 
 
@@ -270,5 +262,5 @@ async def test_killed_members_count_nothing_twice(url: str, bus: Bus, graph: Gro
             for process in members.values():
                 process.kill()
                 await process.wait()
-    ids = await published(bus, graph)
+    ids = await published(bus, f"{graph.name}-out")
     assert len(ids) == len(set(ids)) == total

@@ -23,6 +23,7 @@ from broker_streams.view import View
 from tests.pulsar import streams_process
 from tests.pulsar.streams_process import make_group
 from tests.servers.pulsar import PulsarServer
+from tests.streams.support import published, total
 
 pytestmark = pytest.mark.xdist_group("pulsar")
 
@@ -44,23 +45,10 @@ async def publish(bus: Bus, group: Group, number: int, keys: int = 7) -> None:
     await bus.topic(f"{group.name}-in").publish_batch(messages)
 
 
-async def published(bus: Bus, group: Group) -> list[str]:
-    """The ids of what the group has published."""
-    found: list[str] = []
-    for partition in range(PARTITIONS):
-        async for batch in bus.log.read(f"{group.name}-out", partition):
-            found += [record.id for record in batch]
-    return found
-
-
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(240):
         while not condition():
             await asyncio.sleep(0.02)
-
-
-def total(view: View[int]) -> int:
-    return sum(value for _, value in view.items())
 
 
 def processing(bus: Bus, group: Group, **options: Any) -> Processor:
@@ -79,7 +67,7 @@ async def test_restarts_count_nothing_twice(bus: Bus, group: Group) -> None:
                 await until(lambda: total(view) == 100 * turn)  # noqa: B023
                 while await processor.get("key-3") != view.get("key-3"):
                     await asyncio.sleep(0.02)
-    ids = await published(bus, group)
+    ids = await published(bus, f"{group.name}-out")
     assert len(ids) == len(set(ids)) == 300
 
 
@@ -98,7 +86,7 @@ async def test_members_share_the_partitions(pulsar_server: PulsarServer, bus: Bu
         await until(lambda: len(first.partitions) == PARTITIONS)
         await publish(bus, group, 200)
         await until(lambda: total(view) == 600)
-    assert len(set(await published(bus, group))) == 600
+    assert len(set(await published(bus, f"{group.name}-out"))) == 600
 
 
 async def test_a_view_waits_for_a_receipt(bus: Bus, group: Group) -> None:
@@ -175,4 +163,4 @@ async def test_killed_members_are_replaced(
             for process in members.values():
                 process.kill()
                 await process.wait()
-    assert len(set(await published(bus, group))) == published_in_all
+    assert len(set(await published(bus, f"{group.name}-out"))) == published_in_all

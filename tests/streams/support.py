@@ -17,7 +17,7 @@ from broker_streams.stores.memory import Memory
 from broker_streams.view import View
 from tests.streams.brokers import StreamBroker
 
-__all__ = ["PARTITIONS", "SECONDS", "Stream", "ones", "total", "until"]
+__all__ = ["PARTITIONS", "SECONDS", "Stream", "ones", "published", "total", "until"]
 
 SECONDS = 120.0
 PARTITIONS = 4
@@ -37,6 +37,20 @@ def ones(number: int, keys: int = 10) -> list[tuple[str, int]]:
 
 def total(view: View[int]) -> int:
     return sum(value for _, value in view.items())
+
+
+async def read_all(bus: Bus, topic: str) -> list[Record[bytes]]:
+    """What a reader of a topic sees."""
+    found: list[Record[bytes]] = []
+    for partition in await bus.log.partitions(topic):
+        async for batch in bus.log.read(topic, partition):
+            found += list(batch)
+    return found
+
+
+async def published(bus: Bus, topic: str) -> list[str]:
+    """The ids of what was published to a topic, and committed."""
+    return [record.id for record in await read_all(bus, topic)]
 
 
 class Stream:
@@ -104,15 +118,11 @@ class Stream:
 
     async def records(self, topic: str) -> list[Record[bytes]]:
         """What a reader of a topic sees."""
-        found: list[Record[bytes]] = []
-        for partition in await self.bus.log.partitions(topic):
-            async for batch in self.bus.log.read(topic, partition):
-                found += list(batch)
-        return found
+        return await read_all(self.bus, topic)
 
     async def outputs(self) -> list[str]:
         """The ids of what was published to `alerts`."""
-        return [record.id for record in await self.records(self.alerts.topic)]
+        return await published(self.bus, self.alerts.topic)
 
     async def waiting(self) -> int:
         """How many messages of the input are not committed."""
