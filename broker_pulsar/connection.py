@@ -85,6 +85,15 @@ class Connection:
         """Whether the client is open. Any thread."""
         return self._client is not None
 
+    def reads_compacted(self, topic: str, position: int, first: int) -> bool:
+        """Whether a reader that begins at this position reads the compacted log of the topic.
+
+        Compaction removes tombstones, so whoever goes on in the middle needs the whole log, which is retained.
+
+        :param first: the first position of the log.
+        """
+        return topic in self.compacted and position <= first
+
     async def open(self) -> None:
         """Probe broker and HTTP API, and create the client.
 

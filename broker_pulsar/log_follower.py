@@ -130,8 +130,7 @@ class PulsarLogFollower(ReceivingSource):
             )
         client = self._connection.client
         start = await start_id(self._connection, place, position)
-        # Compaction removes tombstones: who goes on in the middle of the log needs the whole one, which is retained.
-        compacted = self._topic in self._connection.compacted and position <= bounds.first
+        compacted = self._connection.reads_compacted(self._topic, position, bounds.first)
         try:
             reader = await self._connection.create(
                 lambda: open_reader(client, log, start, compacted=compacted), lambda reader: reader.close()

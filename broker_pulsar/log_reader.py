@@ -228,8 +228,7 @@ class PulsarLogReader:
         stop = min(stop, bounds.next)
         if start >= stop:
             return
-        # Compaction removes tombstones: who goes on in the middle of the log needs the whole one, which is retained.
-        compacted = topic in self._connection.compacted and start <= bounds.first
+        compacted = self._connection.reads_compacted(topic, start, bounds.first)
         reader = await self._open(log, make_id(partition, start), compacted=compacted)
         client, patience = self._connection.client, self._connection.settings.request_timeout
         ranged = _Read(
