@@ -135,10 +135,10 @@ class Checkpointer:
         :raises BrokerError: it failed, and repeating does not help.
         """
         async with self._one_at_a_time:
-            for ending in (self._undoing, self._settling):
-                # The call that began it was cancelled.
-                if ending is not None:
-                    await asyncio.wait((ending,))
+            # Of a call that was cancelled.
+            if self._undoing is not None:
+                await asyncio.wait((self._undoing,))
+            await self.stored()
             taken = await self._take(runners, patience, force)
             if not taken:
                 return
@@ -177,13 +177,13 @@ class Checkpointer:
 
     async def stored(self) -> None:
         """Wait until the stores have the checkpoint that was written last."""
-        if (settling := self._settling) is not None:
+        settling = self._settling
+        if settling is not None and not settling.done():
             await asyncio.wait((settling,))
 
     async def forget(self, runner: PartitionRunner) -> None:
         """Drop what was taken of a partition and not written. Its store is not written any more afterwards."""
-        if self._settling is not None:
-            await asyncio.wait((self._settling,))
+        await self.stored()
         if (task := self._taking.pop(runner, None)) is not None:
             task.cancel()
             await asyncio.wait((task,))
