@@ -85,7 +85,7 @@ async def _create_at(connection: Connection, log: TopicPath, name: str, start: d
 
 
 async def mark_owner(connection: Connection, log: TopicPath, name: str, properties: Mapping[str, str]) -> str:
-    """Write that a partition of a group is assigned anew; returns the mark.
+    """Mark a new assignment of a partition of a group; returns the mark.
 
     :param properties: those that the subscription has.
     """

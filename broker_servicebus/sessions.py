@@ -230,7 +230,7 @@ class ServiceBusSessionSource:
         finally:
             self._opening = None
             opening.cancel()
-            # Also if this slot was cancelled: an error that nobody takes is reported by the loop.
+            # Also if this slot was cancelled: asyncio logs an error that is never retrieved.
             await asyncio.gather(opening, return_exceptions=True)
         if opening.cancelled():
             return False

@@ -104,7 +104,7 @@ class Part:
 
     @property
     def written_before(self) -> bytes:
-        """The checkpoint that is in the table, as it is written again."""
+        """The checkpoint row that the table has."""
         return self.before if self.before is not None else Checkpoint().pack()
 
     def check(self) -> None:
@@ -375,8 +375,8 @@ class _TableWrites:
         if not rows or (self._atomic and (most is None or len(rows) <= most)):
             await self._write_once(part, writer, rows, part.packed)
         elif self.guarantee == "exactly_once":
-            pending = part.checkpoint.pending(token := uuid.uuid4().hex)
-            packed = pending.pack()
+            token = uuid.uuid4().hex
+            packed = part.checkpoint.pending(token).pack()
             records = pack(part.effects.rows, token, self._redo_bytes)
             redo = [OutboundMessage(data, key, partition=part.partition) for key, data in records.items()]
             await self._write_all(part, writer, redo, part.written_before, packed)

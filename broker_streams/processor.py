@@ -272,7 +272,7 @@ class Processor(Service):
                 raise self._failure
             if self._signal.state in (ProcessorState.IDLE, ProcessorState.STOPPED):
                 raise Closed("The processor is not open", advice="Enter it first: async with Processor(...)")
-            # No event tells of the partitions of others.
+            # The partitions of other members change without an event here.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SPARE_LOOK_SECONDS):
                     await self._changed.wait()
@@ -918,7 +918,7 @@ class Processor(Service):
             # The broker does not tell where it puts keys.
             homes = list(await self.bus.log.partitions(table))
         if self._checkpoints is not None:
-            # Who has seen the row in the table finds it here.
+            # So that a row which the caller has seen in the table is in the store.
             await self._checkpoints.stored()
         here = [runner for partition in homes if (runner := self._runners.get(partition)) is not None]
         for runner in here:

@@ -420,7 +420,7 @@ class TableCopy:
             meta[TIME] = stamp()
         # The write after a durable one waits for the disk, too, while the store gives up to sync.
         waits, self._durable = bulk or durable or self._durable, durable
-        # Who was told of rows reads them at once, so they are written before anybody else has a turn.
+        # Listeners were told of these rows, so the rows are written before any other task runs.
         if waits and self._before_write is None:
             await in_thread(lambda: self.store.write(changes, meta, durable=durable))
         else:

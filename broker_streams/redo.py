@@ -6,7 +6,7 @@ the checkpoint counts. The rows follow, and the checkpoint row again, without th
 a token writes its rows once more.
 
 Redo records of later checkpoints replace earlier ones. They are first written when the rows of the earlier checkpoint
-are in the table, so a token that nobody finds any more names rows that nobody misses.
+are in the table, so redo records that were replaced are not needed any more.
 """
 
 from __future__ import annotations

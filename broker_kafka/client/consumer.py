@@ -543,7 +543,7 @@ class ClientAssignment:
         self._incremental = _is_incremental(config)
         self._group = str(config["group.id"])
         self._begins: dict[tuple[str, int], int] = {}
-        """By partition the position from which the client was told to read it last."""
+        """By partition the position of the last assign or seek."""
 
     def add(self, client: Consumer, partitions: list[NativePartition]) -> None:
         """Read these from their positions."""
