@@ -221,4 +221,4 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroup = GroupMachine.TestCase
-TestGroup.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestGroup.settings = settings(stateful_step_count=40, deadline=None)

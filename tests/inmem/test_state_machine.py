@@ -222,4 +222,4 @@ class OrderedQueueMachine(QueueMachine):
 
 TestQueue = QueueMachine.TestCase
 TestOrderedQueue = OrderedQueueMachine.TestCase
-TestQueue.settings = TestOrderedQueue.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestQueue.settings = TestOrderedQueue.settings = settings(stateful_step_count=40, deadline=None)

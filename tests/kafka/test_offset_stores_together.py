@@ -91,7 +91,7 @@ _step = st.tuples(
 
 
 @pytest.mark.deep
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(_step, max_size=12))
 def test_memory_and_sql_stores_behave_alike(steps: list[Any], tmp_path: Path):
     async def run() -> None:

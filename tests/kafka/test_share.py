@@ -245,6 +245,7 @@ async def test_without_dead_letters_the_last_delivery_causes_a_warning(
         assert "was released after delivery 10 of 10, and the brokers drop it" in caplog.text
 
 
+@pytest.mark.deep
 async def test_a_last_delivery_is_not_released_and_causes_a_warning(
     quick: Bus, admin: RawAdmin, topic: str, group: str
 ) -> None:

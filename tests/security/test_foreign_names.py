@@ -34,7 +34,7 @@ def test_header_names_of_forwarded_messages() -> None:
 async def test_members_that_a_stranger_announces() -> None:
     changes: list[int] = []
     membership = Membership(
-        Connection(JetStreamSettings(), Hooks()),
+        Connection(JetStreamSettings(owner_timeout=3600), Hooks()),
         "orders",
         "billing",
         lambda: changes.append(len(changes)),

@@ -157,7 +157,7 @@ class LanesMachine(RuleBasedStateMachine):
         assert self.done == self.published
 
 
-LanesMachine.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
+LanesMachine.TestCase.settings = settings(stateful_step_count=40, deadline=None)
 TestLanes = LanesMachine.TestCase
 
 

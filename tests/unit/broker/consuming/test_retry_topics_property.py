@@ -93,7 +93,7 @@ async def play(server: Broker, story: Story, lives: list[float], partitions: int
             assert waited >= TOPICS.delays[attempt - 2] - TOLERANCE, f"{number}, attempt {attempt}: {waited}"
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     failures=st.lists(st.integers(0, 4), min_size=1, max_size=25),
     lives=st.lists(st.floats(0, 20), max_size=4),
@@ -108,7 +108,7 @@ def test_nothing_is_lost_when_consumers_die(
     assert story.tries.keys() == set(range(len(failures)))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(failures=st.lists(st.integers(0, 4), min_size=1, max_size=25))
 def test_without_crashes_each_attempt_happens_once_in_order(failures: list[int]) -> None:
     story = Story(failures)

@@ -20,7 +20,7 @@ from tests.unit.broker.consuming.warp import WarpLoop
 ORDERED = capabilities(ordered_calls=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     messages=st.lists(st.tuples(st.sampled_from([None, b"a", b"b", b"c"]), st.integers(0, 9)), max_size=120),
     bounds=st.tuples(st.integers(1, 20), st.integers(1, 12), st.integers(1, 4)),
@@ -121,7 +121,7 @@ class InOrder(ScriptedTarget):
             self.inside -= 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(
     messages=st.lists(st.tuples(st.sampled_from([None, b"a", b"b", b"c"]), st.integers(0, 9)), max_size=80),
     bounds=st.tuples(st.integers(1, 20), st.integers(1, 6), st.integers(1, 4)),

@@ -349,5 +349,5 @@ class MessagesMachine(OnALoop):
 
 TestConsumerMachine = ConsumerMachine.TestCase
 TestMessagesMachine = MessagesMachine.TestCase
-TestConsumerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestMessagesMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestConsumerMachine.settings = settings(stateful_step_count=40, deadline=None)
+TestMessagesMachine.settings = settings(stateful_step_count=40, deadline=None)

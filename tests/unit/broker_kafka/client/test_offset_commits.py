@@ -305,5 +305,5 @@ class Histories(RuleBasedStateMachine):
             assert not good or self.client.stored[number] >= good[-1]
 
 
-Histories.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Histories.TestCase.settings = settings(stateful_step_count=30, deadline=None)
 test_whatever_the_client_does = Histories.TestCase

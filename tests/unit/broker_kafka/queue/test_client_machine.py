@@ -321,4 +321,4 @@ class ClientMachine(RuleBasedStateMachine):
 
 
 TestClientMachine = ClientMachine.TestCase
-TestClientMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestClientMachine.settings = settings(stateful_step_count=40, deadline=None)

@@ -178,4 +178,4 @@ class Twins(RuleBasedStateMachine):
 
 
 TestTwins = Twins.TestCase
-TestTwins.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTwins.settings = settings(stateful_step_count=40, deadline=None)

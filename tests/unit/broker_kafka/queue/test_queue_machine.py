@@ -220,4 +220,4 @@ def earliest(log: Sequence[Record], id: MessageId) -> int:
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestQueueMachine.settings = settings(stateful_step_count=40, deadline=None)

@@ -99,5 +99,4 @@ class StoreHistory(RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", ALL)
 def test_a_store_is_a_dict_of_dicts(kind: str) -> None:
     history = type("History", (StoreHistory,), {"factory": ALL[kind]})
-    examples = 100 if kind == "memory" else 50
-    run_state_machine_as_test(history, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(history, settings=settings(stateful_step_count=25, deadline=None))
