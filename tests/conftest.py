@@ -27,6 +27,11 @@ settings.load_profile("same")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Of long values, their length: an id of megabytes goes from each worker to the main process."""
+    return f"{argname}-of-{len(val)}" if isinstance(val, str | bytes) and len(val) > 200 else None
+
+
 def pytest_collection_finish() -> None:
     """The collector leaves out the thousands of tests, which no test frees: many tests collect to look for leaks."""
     gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 
 import pytest
 
@@ -31,7 +32,7 @@ NESTED = "[" * DEEPEST + "]" * DEEPEST
         (b"[" * 100_000 + b'"' + b"]" * 100_000 + b'"' + b"]" * 100_000, "deeper than 64"),
         (b'"' + b"x" * (32 << 20), "longer than 32 MiB"),
     ],
-    ids=repr,
+    ids=reprlib.repr,
 )
 def test_what_no_server_should_answer_is_a_broker_error(body: bytes, reason: str) -> None:
     with pytest.raises(BackendError, match=reason) as caught:

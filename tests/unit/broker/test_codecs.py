@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
@@ -149,7 +150,7 @@ def test_raw_json_is_written_as_it_stands():
         (Json(Model), b"\xff", "Invalid JSON"),
         (Json(), b"[" * 100_000, "recursion"),
     ],
-    ids=repr,
+    ids=reprlib.repr,
 )
 def test_a_decode_error_has_the_reason(codec: Codec[Any], data: bytes, reason: str):
     with pytest.raises(DecodeError, match=reason) as caught:
@@ -180,7 +181,7 @@ def test_a_tombstone_is_none_if_the_type_allows_it():
         (Json(Model), 5),
         (Json(), float),
     ],
-    ids=repr,
+    ids=reprlib.repr,
 )
 def test_an_unencodable_payload_is_an_invalid_message(codec: Codec[Any], payload: Any):
     with pytest.raises(InvalidMessage, match="cannot encode a payload of type"):
