@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from time import monotonic
 from typing import Any, Final
 
@@ -94,6 +95,7 @@ class Connection:
         tls = credentials.channel_credentials(self.settings, credentials.call_credentials(loaded))
         # Pings detect a dead connection; emulators refuse them.
         options += [("grpc.keepalive_time_ms", _KEEPALIVE_MS), ("grpc.keepalive_timeout_ms", 10_000)]
+        _keep_engine()
         return grpc.aio.secure_channel(self.settings.endpoint, tls, options=options)
 
     async def _ready(self) -> None:
@@ -181,6 +183,16 @@ class Connection:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+
+
+@cache
+def _keep_engine() -> Any:
+    """A channel that never connects and never closes, so that gRPC's threads stay for the life of the process.
+
+    Closing the last channel waits for them while it holds the interpreter's lock, which one of them needs to drop the
+    credentials: both would wait for ever (grpc/grpc#42247).
+    """
+    return grpc.insecure_channel("127.0.0.1:1")
 
 
 def _routing(method: Method, request: Any) -> tuple[tuple[str, str], ...]:
