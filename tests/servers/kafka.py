@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 from uuid import uuid4
 
 from tests.servers.kafka_jars import Distribution, distribution
-from tests.servers.server_process import ServerProcess, hold_port
+from tests.servers.server_process import ServerProcess
 from tests.servers.shared import Shared
 
 __all__ = ["BUSY_OPTIONS", "PLAIN", "TEST_OPTIONS", "KafkaServer", "Listener", "shared_server"]
@@ -110,8 +110,7 @@ class KafkaServer(ServerProcess):
         self._java_options = tuple(java_options)
         self._kafka = kafka
         self._cluster_id = cluster_id or make_id()
-        self._held = {name: hold_port() for name in (*(each.name for each in listeners), "CONTROLLER")}
-        self.ports = {name: held.getsockname()[1] for name, held in self._held.items()}
+        self.ports = self._hold_ports(*(each.name for each in listeners), "CONTROLLER")
         self.advertised = {each.name: self.ports[each.name] for each in listeners}
         """The advertised ports; change them before the start to put a proxy in between."""
         self.voters = {node: self.ports["CONTROLLER"]}
@@ -166,15 +165,6 @@ class KafkaServer(ServerProcess):
         reported = self.log[-4000:]
         self.kill()
         raise RuntimeError(f"Kafka is not ready after {START_SECONDS} s: {reported}")
-
-    def close(self) -> None:
-        """Kill it, free its ports and remove its data."""
-        super().close()
-        self._release_ports()
-
-    def _release_ports(self) -> None:
-        for held in self._held.values():
-            held.close()
 
     def _properties(self) -> dict[str, str]:
         copies = str(min(len(self.voters), 3))

@@ -37,7 +37,7 @@ class NatsServer(ServerProcess):
         self, config: str = "", *, scheme: str = "nats", jetstream: bool = True, max_payload: str = "1MB"
     ) -> None:
         super().__init__("nats")
-        self.port = 0
+        self.port = self._hold_ports("nats")["nats"]
         self.scheme = scheme
         self._extra = config
         self._jetstream = jetstream
@@ -56,26 +56,23 @@ class NatsServer(ServerProcess):
             return json.loads(connection.getresponse().read())
 
     def start(self) -> Self:
-        """Start on a free port, or on its earlier one, and wait until clients are served."""
+        """Start, and wait until clients are served."""
         for old in self.directory.glob("*.ports"):
             old.unlink()
         config = self.directory / "server.conf"
         store = f'jetstream {{ store_dir: "{self.directory}/store" }}' if self._jetstream else ""
         config.write_text(
-            f'listen: "127.0.0.1:{self.port or -1}"\nports_file_dir: "{self.directory}"\n'
+            f'listen: "127.0.0.1:{self.port}"\nports_file_dir: "{self.directory}"\n'
             f'log_file: "{self.directory}/log"\n'
             f"max_payload: {self._max_payload}\n{store}\n{self._extra}\n"
         )
         child = self._launch([server_binary(), "-c", str(config)], "said")
-        ports = self.directory / f"nats-server_{child.pid}.ports"
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if child.return_code is not None:
                 raise RuntimeError(f"nats-server ended with {child.return_code}: {self.log[-2000:]}")
-            with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-                self.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
-                with socket.create_connection(("127.0.0.1", self.port), 1):
-                    return self
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return self
             time.sleep(0.005)
         raise RuntimeError(f"nats-server does not start: {self.log[-2000:]}")
 

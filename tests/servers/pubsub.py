@@ -13,7 +13,7 @@ from typing import Self
 import pytest
 
 from tests.servers.pubsub_jar import emulator
-from tests.servers.server_process import ServerProcess, hold_port
+from tests.servers.server_process import ServerProcess
 from tests.servers.shared import Shared
 
 __all__ = ["PROJECT", "PubSubServer", "new_server", "shared_server"]
@@ -35,8 +35,7 @@ class PubSubServer(ServerProcess):
         super().__init__("pubsub")
         self._command = command
         self._started = started
-        self._held = hold_port()
-        self.port: int = self._held.getsockname()[1]
+        self.port = self._hold_ports("grpc")["grpc"]
         self._log_read = 0
 
     @property
@@ -64,11 +63,6 @@ class PubSubServer(ServerProcess):
                 raise RuntimeError(f"The server of Pub/Sub does not start: {reported}")
             time.sleep(0.02)
         return self
-
-    def close(self) -> None:
-        """Kill it, release its port and remove its files."""
-        super().close()
-        self._held.close()
 
 
 def new_server() -> PubSubServer:

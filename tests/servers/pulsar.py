@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tests.servers.kafka_jars import find_java, jars_of, locked
-from tests.servers.server_process import ServerProcess, hold_port
+from tests.servers.server_process import ServerProcess
 from tests.servers.shared import Shared
 
 __all__ = ["POM", "TEST_OPTIONS", "PulsarServer", "archive_classes", "shared_server"]
@@ -142,8 +142,7 @@ class PulsarServer(ServerProcess):
             names += ["broker_tls", "web_tls"]
         if bookie_api:
             names.append("bookie_web")
-        self._held = {name: hold_port() for name in names}
-        self.ports = {name: held.getsockname()[1] for name, held in self._held.items()}
+        self.ports = self._hold_ports(*names)
         self.wires: dict[str, int] = {}
         """Add listeners by name that advertise the port of a proxy; before the start."""
 
@@ -192,12 +191,6 @@ class PulsarServer(ServerProcess):
                 # Hundreds of topics take long on a busy machine, and an interrupted unload loses acks.
                 self.request("PUT", "/admin/v2/namespaces/public/default/unload", seconds=self.stop_seconds)
         super().stop()
-
-    def close(self) -> None:
-        """Kill it, release its ports and remove its files."""
-        super().close()
-        for held in self._held.values():
-            held.close()
 
     def read_only(self, is_so: bool = True) -> None:
         """Make the bookie read-only, as on a full disk, or writable again; returns when the broker has noticed.

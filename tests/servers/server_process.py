@@ -61,6 +61,16 @@ class ServerProcess(Servers):
         self.directory = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
         self.kind = kind
         self._child: ChildProcess | None = None
+        self._held: dict[str, socket.socket] = {}
+
+    def _hold_ports(self, *names: str) -> dict[str, int]:
+        """Free ports by name, which stay this server's, also between its runs, until it is closed."""
+        self._held = {name: hold_port() for name in names}
+        return {name: held.getsockname()[1] for name, held in self._held.items()}
+
+    def _release_ports(self) -> None:
+        for held in self._held.values():
+            held.close()
 
     def __getstate__(self) -> dict[str, object]:
         """A copy in another process knows where the server is; the process and held ports stay with the owner."""
@@ -112,8 +122,9 @@ class ServerProcess(Servers):
         self._running_child().resume()
 
     def close(self) -> None:
-        """Kill it and remove its data."""
+        """Kill it, release its ports and remove its data."""
         self.kill()
+        self._release_ports()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _launch(self, command: Sequence[str], said: str = "log") -> ChildProcess:

@@ -43,8 +43,8 @@ class ServiceBusDouble(ServerProcess):
         super().__init__("servicebus")
         self.key = key
         self.shortest_lock = shortest_lock
-        self.port = _free_port()
-        self.admin_port = _free_port()
+        ports = self._hold_ports("amqp", "http")
+        self.port, self.admin_port = ports["amqp"], ports["http"]
 
     @property
     def url(self) -> str:
@@ -103,9 +103,3 @@ class ServiceBusDouble(ServerProcess):
 def shared_double() -> ServiceBusDouble:
     """The double of this test process."""
     return ServiceBusDouble()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
