@@ -1,19 +1,22 @@
-"""Members of a group on a real broker: starts, positions out of range, changing topics, and blocked event loops."""
+"""Members of a group on a real broker: starts, positions, seeks, changing topics, and blocked event loops."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+import broker.blocking
 from broker.bus import Bus, connect
 from broker.driver.contract import RecordSubscription, TopicPartition
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, TopicNotFound
 from broker.hooks import Event, Hooks, PartitionsLost, PositionReset
 from broker.names import ephemeral
+from broker.outbound import OutboundMessage
 from broker.reading.record_consumer import RecordConsumer
 from broker.records import Record
 from broker.testing.waiting import eventually, let_pass, read
@@ -291,6 +294,43 @@ async def test_a_seek_that_fails_for_one_partition_loses_no_records_of_others(
         await eventually(lambda: len(moved) == 2, PATIENCE)
     # What was not moved keeps what waits of it.
     assert moved == [[ours], []]
+
+
+@pytest.mark.deep
+async def test_a_seek_names_what_has_moved_if_the_group_takes_a_partition_meanwhile(
+    kafka: KafkaServer, open_bus: Open, make_topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A rebalance waits for the loop a second longer.
+    monkeypatch.setattr("broker_kafka.records._REVOKE_SECONDS", 0.5)
+    topic, url = make_topic(partitions=2), f"{kafka.url}?session_timeout_ms=6000&heartbeat_interval_ms=300"
+    bus, both = await open_bus(), {TopicPartition(topic, 0): 4, TopicPartition(topic, 1): 4}
+    await bus.topic(topic).publish_batch([OutboundMessage(b"%d" % n, partition=n % 2) for n in range(20)])
+    with ExitStack() as stack:
+        async with bus.records(topic, group=group) as log:
+            await read(log, 20, PATIENCE)
+            source: Any = vars(vars(log)["_member"])["_source"]
+            seek, owned = source.thread.seek, vars(source.thread)["_owned"]
+
+            def after_a_rebalance(*arguments: Any) -> Any:
+                # The loop stands still, after the seek has checked its partitions: the client releases one without it.
+                other = stack.enter_context(broker.blocking.connect(url))
+                stack.enter_context(other.records(topic, group=group))
+                until = time.monotonic() + PATIENCE
+                while len(owned) > 1:
+                    assert time.monotonic() < until, "the other member got no partition"
+                    time.sleep(0.01)
+                return seek(*arguments)
+
+            monkeypatch.setattr(source.thread, "seek", after_a_rebalance)
+            with pytest.raises(LeaseLost) as caught:
+                await log.seek(both)
+            (kept,) = owned
+            (gone,) = both.keys() - owned
+            assert caught.value.message.startswith(f"Partition {gone.partition} of topic {topic!r} is not assigned to")
+            assert caught.value.message.endswith(f". Only {topic!r}[{kept[1]}] moved to the new position")
+            places = [(record.partition, record.offset) for record in await read(log, 6, PATIENCE)]
+            assert places == [(kept[1], offset) for offset in range(4, 10)]
+            await eventually(lambda: log.assignment() == [kept], PATIENCE, "the report of the rebalance")
 
 
 async def test_a_failed_subscribe_is_a_broker_error(open_bus: Open, topic: str, group: str) -> None:
