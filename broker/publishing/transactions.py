@@ -29,7 +29,6 @@ from broker.errors import (
     BrokerError,
     Closed,
     ConfigurationError,
-    LeaseLost,
     OffsetOutOfRange,
     PublishError,
     TransactionAborted,
@@ -407,8 +406,7 @@ class OpenTransaction:
         await self._rewind()
         if isinstance(outcome, (TransactionAborted, TransactionFatal)):
             raise outcome
-        reason = "partitions moved to another member" if isinstance(error, LeaseLost) else error.message
-        raise TransactionAborted(f"The transaction was undone: {reason}", native=error) from error
+        raise TransactionAborted(f"The transaction was undone: {error.message}", native=error) from error
 
     async def _abort(self, raised: BaseException) -> None:
         """Abort, and rewind if asked to, after the block raised, without hiding its exception."""

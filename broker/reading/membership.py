@@ -329,8 +329,10 @@ class Membership:
         if own is None:
             return self._assignments.handed_over()
         found, lost = await self._checked(own)
-        if lost or self._assignments.lost_uncommitted:
-            raise partition_lost([*lost, *self._assignments.lost_uncommitted][0])
+        if self._assignments.lost_uncommitted:
+            raise partition_lost(self._assignments.lost_uncommitted[0])
+        if lost:
+            raise not_assigned(lost[0], self._group, self._assignments.current())
         # Positions that change nothing, too: the generation of the group, which goes with them, fences the transaction.
         return found
 
