@@ -58,7 +58,8 @@ class TableWriterFacade:
         :param rows: with a key each, which replace the rows of these keys; data None deletes one. Of a key that occurs
             twice the last row counts. May be empty.
         :param checkpoint: the body of the record under `CHECKPOINT_KEY`.
-        :raises InvalidMessage, MessageTooLarge: a row is invalid, or there are too many; nothing was written.
+        :raises InvalidMessage, MessageTooLarge: a row or the checkpoint is invalid, or there are too many rows; nothing
+            was written.
         :raises TransactionAborted: nothing was written; repeat the write.
         :raises TransactionFatal: another writer of the partition was opened, and this one can write no more.
         :raises OperationTimeout: the outcome is unknown; repeat the write.
@@ -68,6 +69,11 @@ class TableWriterFacade:
         if self._closed:
             raise Closed(f"The writer of partition {self.partition} of table {self.topic!r} is closed")
         messages = self._checked(rows)
+        if not isinstance(checkpoint, bytes):
+            # None would delete the checkpoint.
+            raise InvalidMessage(
+                f"checkpoint is {checkpoint!r} of type {type(checkpoint).__name__}", advice="It takes bytes"
+            )
         messages.append(OutboundMessage(checkpoint, CHECKPOINT_KEY, partition=self.partition))
         # A task of its own: a cancelled caller must not leave half a write behind.
         await asyncio.shield(self._writes.spawn(self._write(messages)))
