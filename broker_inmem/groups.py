@@ -213,7 +213,9 @@ class Group:
         position = claim.position
         if self._generations.get(partition) != claim.generation:
             return LeaseLost(
-                f"Partition {partition.partition} of {partition.topic!r} is no longer assigned to this member"
+                f"Partition {partition.partition} of topic {partition.topic!r} is no longer assigned to this member of "
+                f"group {self.name!r}",
+                advice="Its new owner reads from the last commit on; make the work repeatable",
             )
         end = self._existing[partition.topic].partitions[partition.partition].next
         if not 0 <= position <= end:

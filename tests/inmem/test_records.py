@@ -183,6 +183,8 @@ class TestRebalance:
         assert await read(new) == []
         refused = await old.commit(dict.fromkeys(new.assignment(), 1))
         assert {type(error) for error in refused.values()} == {LeaseLost}
+        # Its advice is that of records, not that of messages with a lease.
+        assert {"last commit" in (error.advice if error else "") for error in refused.values()} == {True}
 
     async def test_a_member_that_does_not_release_loses_its_partitions(
         self, client: Client, clock: ManualClock
