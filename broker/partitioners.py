@@ -3,7 +3,7 @@
 | partitioner | the same as |
 |---|---|
 | `murmur2` | Kafka's Java client, franz-go, KafkaJS; `murmur2_random` of librdkafka |
-| `crc32` | `consistent` of librdkafka, which is its own default |
+| `crc32` | `consistent` of librdkafka; its default, `consistent_random`, does the same with keys that are not empty |
 | `fnv1a` | Sarama's default and goka; `fnv1a_random` of librdkafka |
 """
 
