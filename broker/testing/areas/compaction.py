@@ -15,6 +15,7 @@ from broker.records import Record
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
+from broker.testing.waiting import eventually
 
 __all__ = ["Compaction", "table_records", "values_of"]
 
@@ -147,6 +148,18 @@ class Compaction(ConformanceCase):
         wanted = {b"key-%d" % n: b"19" for n in range(10)}
 
         async def follow() -> None:
+            if bus.capabilities.records is None or not bus.capabilities.records.follow:
+                return
+            copy: dict[bytes | None, bytes | None] = {}
+            async with bus.log.follow(topic) as log:
+
+                async def is_complete() -> bool:
+                    copy.update((record.key, record.data) for record in await log.next_batch(timeout=harness.quiet))
+                    return wanted.items() <= copy.items()
+
+                await eventually(is_complete, 4 * harness.patience, "a complete copy by a followed log")
+
+        async def read_on() -> None:
             async with bus.records(topic, group="followers") as log:
                 while any(seen.get(key) != value for key, value in wanted.items()):
                     record = await log.next_record(timeout=harness.patience)
@@ -155,6 +168,7 @@ class Compaction(ConformanceCase):
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow())
+            tasks.create_task(read_on())
             for value in range(20):
                 await bus.topic(topic).publish_batch([OutboundMessage(b"%d" % value, f"key-{n}") for n in range(10)])
                 if value == 10:
@@ -166,6 +180,7 @@ class Compaction(ConformanceCase):
                 record = await late.next_record(timeout=harness.patience)
                 assert record is not None, f"The late reader saw {seen} and no more"
                 seen[record.key] = record.data
+        await follow()
 
 
 async def table_records(bus: Bus, topic: str, start: int | None = None) -> list[Record[bytes]]:
