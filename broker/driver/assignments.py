@@ -102,7 +102,8 @@ class AssignedPartition:
     @property
     def reached(self) -> int:
         """The highest position that can be committed: where reading is; -1 if nothing was handed over or sought."""
-        return max(-1 if self.position is None else self.position, self.sought_to, self.floor or -1)
+        known = (self.position, self.floor)
+        return max(self.sought_to, *(-1 if each is None else each for each in known))
 
     @property
     def floor(self) -> int | None:

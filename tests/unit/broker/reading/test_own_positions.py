@@ -75,6 +75,16 @@ async def test_what_a_former_owner_committed_counts() -> None:
         assert b.source.stored == {P0: 6}
 
 
+@pytest.mark.parametrize("stored", [0, 5])
+async def test_before_the_first_record_only_the_committed_position_can_be_committed(stored: int) -> None:
+    async with bench() as b:
+        b.source.stored[P0] = stored
+        await b.consumer.commit_positions({P0: stored})
+        with pytest.raises(OffsetOutOfRange, match=rf"lies beyond what was handed over .* which ends at {stored}"):
+            await b.consumer.commit_positions({P0: stored + 1})
+        assert b.source.stored == {P0: stored}
+
+
 async def test_a_new_assignment_begins_anew() -> None:
     async with bench() as b:
         b.source.append(*range(10))
