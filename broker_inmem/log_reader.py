@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from broker import Bounds, OffsetOutOfRange, Record
+from broker import Bounds, NotFound, OffsetOutOfRange, Record
 from broker_inmem.connection import Connection
 from broker_inmem.entries import as_record
 from broker_inmem.partition_log import PartitionLog
@@ -49,7 +49,10 @@ class InmemLogReader:
             with self._broker.lock:
                 logs = self._logs(topic)
                 if not 0 <= partition < len(logs):
-                    raise OffsetOutOfRange(f"Topic {topic!r} has partitions 0 to {len(logs) - 1}, not {partition}")
+                    raise NotFound(
+                        f"Topic {topic!r} has no partition {partition}",
+                        advice=f"It has partitions 0 to {len(logs) - 1}",
+                    )
                 log = logs[partition]
                 if position < log.first or stop > log.stable:
                     raise OffsetOutOfRange(

@@ -20,6 +20,7 @@ from broker import (
     BackendError,
     Bounds,
     ConnectionFailed,
+    NotFound,
     OffsetOutOfRange,
     OperationTimeout,
     Record,
@@ -97,7 +98,7 @@ class JetStreamLogReader:
     ) -> AsyncGenerator[Sequence[Record[Any]]]:
         layout, first, following = await self._state(topic)
         if not 0 <= partition < layout.partitions:
-            raise OffsetOutOfRange(
+            raise NotFound(
                 f"Topic {topic!r} has no partition {partition}",
                 advice=f"It has partitions 0 to {layout.partitions - 1}",
             )

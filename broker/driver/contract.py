@@ -343,6 +343,7 @@ class LogReaderSpi(Protocol):
         """The records with start <= offset < stop, in batches. Ends at `stop`, and never waits for new records.
 
         :raises OffsetOutOfRange: retention removed `start`, or `stop` is beyond the end.
+        :raises NotFound: the topic or partition does not exist.
         """
         ...
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from broker.errors import OffsetOutOfRange, TopicNotFound
+from broker.errors import NotFound, OffsetOutOfRange, TopicNotFound
 from broker.outbound import OutboundMessage
 from broker.protocols import LogReader
 from broker.records import Record
@@ -124,13 +124,20 @@ class LogReading(ConformanceCase):
         assert bodies(await _read_all(bus.log, topic)) == once(numbered(100))
 
     @requires("records.log_reader")
-    @promise("log.missing-topic-raises", "Reading a missing topic raises TopicNotFound.")
+    @promise("log.missing-topic-raises", "Reading a missing topic raises TopicNotFound, a missing partition NotFound.")
     async def test_reading_a_missing_topic_raises(self, harness: Harness) -> None:
         bus, missing = await harness.bus(), unique("missing")
         with pytest.raises(TopicNotFound):
             await bus.log.partitions(missing)
         with pytest.raises(TopicNotFound):
             await bus.log.bounds(missing)
+        topic = await harness.topic(partitions=1)
+        await bus.topic(topic).publish(b"1")
+        first, following = (await bus.log.bounds(topic))[0]
+        for bounds in ((), (first, following), (following, following)):
+            with pytest.raises(NotFound):
+                async for _ in bus.log.read(topic, 1, *bounds):
+                    pass
 
     @requires("records.log_reader", "records.position_at")
     @promise(
