@@ -66,7 +66,7 @@ class AdminFacade:
             raise ConfigurationError(f"retention is {shown}", advice="It takes a timedelta above 0, or None")
         if compacted is not None:
             check_flag("compacted", compacted)
-        if compacted and retention is not None:
+        if retention is not None and (compacted or (compacted is None and await self._is_compacted(name))):
             raise ConfigurationError(
                 f"retention is {retention} for a compacted topic",
                 advice="Leave it out: a compacted topic keeps the last value of each key until its tombstone",
@@ -282,13 +282,19 @@ class AdminFacade:
             raise unsupported(capabilities, "compacted topics", "records.compacted_topics")
         return await spi.ensure_compacted_topic(name, partitions=partitions, options=options)
 
+    async def _is_compacted(self, name: str) -> bool:
+        """Whether the topic exists and is compacted."""
+        records = self._bus.capabilities.records
+        if records is None or not records.compacted_topics:
+            return False
+        try:
+            return (await self._spi.describe_topic(name)).compacted
+        except TopicNotFound:
+            return False
+
     async def _check_not_compacted(self, name: str) -> None:
         """:raises Unsupported: the topic exists and is compacted."""
-        try:
-            found = await self._spi.describe_topic(name)
-        except TopicNotFound:
-            return
-        if found.compacted:
+        if await self._is_compacted(name):
             raise Unsupported(
                 f"Topic {name!r} is compacted and cannot be changed into one that keeps every message",
                 advice="Create another topic, or leave compacted out",

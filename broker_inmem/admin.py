@@ -38,6 +38,8 @@ class InmemAdmin:
         with self._broker.lock:
             self._check()
             topic = self._broker.ensure_topic(name, partitions)
+            if most is not None and topic.compacted:
+                raise InvalidSetting(f"retention_messages is {most} for a compacted topic", advice="Leave it out")
             if retention is not None:
                 topic.retention = retention.total_seconds()
             if most is not None:

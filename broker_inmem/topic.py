@@ -56,8 +56,8 @@ class Topic:
         self.watchers: set[Waker] = set()
         """Sleeping readers of records."""
         self.deleted = False
-        self.retention: float | None = options.retention_seconds
-        self.retention_messages: int | None = options.retention_messages
+        self.retention: float | None = None if compacted else options.retention_seconds
+        self.retention_messages: int | None = None if compacted else options.retention_messages
         self._limits = limits
         self._smallest_limit = min(options.max_key, options.max_id, options.max_body)
         """A message up to this size without attributes is within all limits."""

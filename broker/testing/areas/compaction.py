@@ -41,8 +41,9 @@ class Compaction(ConformanceCase):
                 await bus.admin.ensure_topic(topic, compacted=not compacted)
             assert (await bus.admin.describe_topic(topic)).compacted is compacted
         assert (await bus.admin.ensure_topic(table, partitions=3, compacted=True)).partitions == 3
-        with pytest.raises(ConfigurationError, match="retention"):
-            await bus.admin.ensure_topic(table, compacted=True, retention=timedelta(hours=1))
+        for flag in (True, None):
+            with pytest.raises(ConfigurationError, match="retention"):
+                await bus.admin.ensure_topic(table, compacted=flag, retention=timedelta(hours=1))
 
     @requires("records.compacted_topics")
     @promise(

@@ -117,6 +117,10 @@ async def test_a_compacted_topic_has_no_retention_and_stays_compacted(broker_bus
     assert (await admin.ensure_topic("table", compacted=True)).compacted
     with pytest.raises(ConfigurationError, match="retention is 1:00:00"):
         await admin.ensure_topic("table", compacted=True, retention=timedelta(hours=1))
+    with pytest.raises(ConfigurationError, match="retention is 1:00:00 for a compacted topic"):
+        await admin.ensure_topic("table", retention=timedelta(hours=1))
+    with pytest.raises(ConfigurationError, match="retention_messages is 5 for a compacted topic"):
+        await admin.ensure_topic("table", retention_messages=5)
     with pytest.raises(ConfigurationError, match="compacted"):
         await admin.ensure_topic("table", compacted="yes")  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="'table' is compacted"):
