@@ -151,6 +151,8 @@ class JetStreamAdmin:
             # The server refuses a window that is longer than max_age.
             config["duplicate_window"] = min(config["duplicate_window"], age)
         config["subjects"] = subjects
+        if tombstones is not None:
+            _check_keeps_rows(config)
         return await self._connection.api(f"STREAM.CREATE.{stream}", config, what=f"Topic {name!r}")
 
     async def _update(
@@ -183,6 +185,8 @@ class JetStreamAdmin:
         if all(config.get(key) == value for key, value in wanted.items()):
             return _topic_info(name, found)
         merged = {**config, **wanted}
+        if layout.compacted and wanted.keys() & {"discard", *_BOUNDS.values()}:
+            _check_keeps_rows(merged)
         if merged.get("max_age"):
             merged["duplicate_window"] = min(merged.get("duplicate_window", 0), merged["max_age"])
         updated = await self._connection.api(f"STREAM.UPDATE.{layout.stream}", merged, what=f"Topic {name!r}")
@@ -357,6 +361,16 @@ def _stream_changes(retention: timedelta | None, options: Mapping[str, Any]) -> 
     return changes
 
 
+def _check_keeps_rows(config: Mapping[str, Any]) -> None:
+    """:raises InvalidSetting: a full stream would drop rows of a table, and not refuse new ones."""
+    for option, name in _BOUNDS.items():
+        if config.get(name, -1) > 0 and config.get("discard") != "new":
+            raise InvalidSetting(
+                f"{option} is {config[name]} for a compacted topic: a full stream drops its oldest rows",
+                advice='Leave it out, or add discard="new": then a full stream refuses what is published',
+            )
+
+
 def _seconds(option: str, value: object) -> int:
     seconds = value.total_seconds() if isinstance(value, timedelta) else 0
     if seconds < 1 or seconds % 1:
@@ -389,6 +403,8 @@ def _one_of(*choices: str) -> Callable[[str, object], str]:
     return read
 
 
+_BOUNDS: Final = {"max_bytes": "max_bytes", "max_messages": "max_msgs"}
+"""Options that bound a stream, and the server's names for them."""
 _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str, Any], Any]]]] = {
     "storage": ("storage", _one_of("file", "memory")),
     "replicas": ("num_replicas", _replicas),

@@ -15,6 +15,7 @@ from broker import (
     InvalidSetting,
     MessageTooLarge,
     OutboundMessage,
+    StorageFailed,
     TransactionFatal,
     UnknownSetting,
     Unsupported,
@@ -89,7 +90,12 @@ async def test_a_foreign_stream_is_not_compacted(bus: Bus, topic: str) -> None:
 
 async def test_options_of_a_compacted_topic(bus: Bus, topic: str) -> None:
     info = await bus.admin.ensure_topic(
-        topic, partitions=2, compacted=True, tombstone_retention=timedelta(hours=1), max_bytes=1 << 20
+        topic,
+        partitions=2,
+        compacted=True,
+        tombstone_retention=timedelta(hours=1),
+        max_bytes=1 << 20,
+        discard="new",
     )
     config = info.native["config"]
     assert config["max_msgs_per_subject"] == 1
@@ -105,6 +111,24 @@ async def test_options_of_a_compacted_topic(bus: Bus, topic: str) -> None:
         await bus.admin.ensure_topic(topic, tombstone_retention=timedelta(minutes=1))
     with pytest.raises(Unsupported, match="compacted and takes no scheduled"):
         await bus.topic(topic).publish(b"x", key="k", deliver_at=datetime.now(UTC) + timedelta(hours=1))
+
+
+async def test_a_bounded_table_refuses_writes_and_drops_no_row(bus: Bus, topic: str) -> None:
+    for option in ("max_bytes", "max_messages"):
+        with pytest.raises(InvalidSetting, match=f"{option} is 3 for a compacted topic.*discard=.new"):
+            await bus.admin.ensure_topic(topic, partitions=1, compacted=True, **{option: 3})
+    await bus.admin.ensure_topic(topic, partitions=1, compacted=True, max_messages=3, discard="new")
+    for options in ({"discard": "old"}, {"max_bytes": 1 << 20, "discard": "old"}):
+        with pytest.raises(InvalidSetting, match=r"max_.* for a compacted topic"):
+            await bus.admin.ensure_topic(topic, **options)
+    for key in ("a", "b", "c"):
+        await bus.topic(topic).publish(b"1", key=key)
+    with pytest.raises(StorageFailed):
+        await bus.topic(topic).publish(b"1", key="d")
+    await bus.topic(topic).publish(b"2", key="a")
+    assert await table_of(bus, topic) == {b"a": b"2", b"b": b"1", b"c": b"1"}
+    await bus.admin.ensure_topic(topic, max_messages=-1)
+    await bus.topic(topic).publish(b"1", key="d")
 
 
 async def test_a_purge_keeps_the_claim_and_a_recreated_table_does_not(bus: Bus, topic: str) -> None:
