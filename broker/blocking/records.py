@@ -350,9 +350,13 @@ class RecordConsumer(Generic[T]):
     def seek(self, positions: Mapping[tuple[str, int], int | None]) -> None:
         """Continue reading at these positions; None is the committed position, otherwise `start`.
 
+        All partitions and positions are checked before the first one moves. If the broker fails later, or a partition
+        is lost at that moment, some may have moved: the error names these.
+
         :raises LeaseLost: a partition is not assigned to this member.
         :raises OffsetOutOfRange: the log does not hold a position.
         :raises Unsupported: the backend cannot seek.
+        :raises ConfigurationError: `positions` is not a mapping of partitions to offsets.
         """
         self._portal.call(self.asynchronous.seek, positions)
 

@@ -39,6 +39,8 @@ class TableWriter:
     def write(self, rows: Sequence[OutboundMessage], *, checkpoint: bytes) -> None:
         """Write rows, and with them the checkpoint, which replaces the former one of the partition.
 
+        :raises InvalidMessage, MessageTooLarge: a row or the checkpoint is invalid, or there are too many rows; nothing
+            was written.
         :raises TransactionAborted: nothing was written; repeat the write.
         :raises TransactionFatal: another writer of the partition was opened, and this one can write no more.
         :raises OperationTimeout: the outcome is unknown; repeat the write.
