@@ -81,6 +81,9 @@ class Checkpointer:
         self._taking: dict[PartitionRunner, asyncio.Task[Part]] = {}
         self._undoing: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
+        self._answered = asyncio.Event()
+        """No checkpoint is on its way to the broker and back."""
+        self._answered.set()
         self._continuing: asyncio.Task[None] | None = None
         self._handled = 0
         self._failures = self._fatal = 0
@@ -143,6 +146,7 @@ class Checkpointer:
             if not taken:
                 return
             began = time.monotonic()
+            self._answered.clear()
             try:
                 outcomes = await self.commits.write(list(taken.values()))
             except BrokerError as error:
@@ -152,6 +156,8 @@ class Checkpointer:
                 self._undoing = asyncio.create_task(self._undo(error), name="undo-checkpoint")
                 await asyncio.shield(self._undoing)
                 return
+            finally:
+                self._answered.set()
             self.seconds = time.monotonic() - began
             self.durations.add(self.seconds)
             self._failures = self._fatal = 0
@@ -174,6 +180,13 @@ class Checkpointer:
         await in_thread(lambda: [runner.store_checkpoint(part, position) for runner, part, position in written])
         for runner, part, _ in written:
             runner.settled(part)
+
+    async def up_to_date(self) -> None:
+        """Wait until the stores have all that readers of the table may have seen: also of a checkpoint that the broker
+        has stored and not yet answered.
+        """
+        await self._answered.wait()
+        await self.stored()
 
     async def stored(self) -> None:
         """Wait until the stores have the checkpoint that was written last."""

@@ -919,7 +919,7 @@ class Processor(Service):
             homes = list(await self.bus.log.partitions(table))
         if self._checkpoints is not None:
             # So that a row which the caller has seen in the table is in the store.
-            await self._checkpoints.stored()
+            await self._checkpoints.up_to_date()
         here = [runner for partition in homes if (runner := self._runners.get(partition)) is not None]
         for runner in here:
             if (data := runner.store.get(keys.ROWS, wire)) is not None:

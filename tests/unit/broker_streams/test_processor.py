@@ -834,6 +834,31 @@ async def test_a_store_on_disk_is_not_read_again(bus: Bus, tmp_path: Path) -> No
         assert await processor.get("key-1") == 10
 
 
+async def test_get_waits_for_a_checkpoint_that_the_broker_has_and_the_member_does_not_know(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = asyncio.Event()
+    async with processing(bus) as processor, viewing(bus) as view:
+        await processor.ready()
+        checkpoints = processor._checkpoints
+        assert checkpoints is not None
+        write = checkpoints.commits.write
+
+        async def slow(parts: Any) -> Any:
+            outcomes = await write(parts)
+            await answer.wait()
+            return outcomes
+
+        monkeypatch.setattr(checkpoints.commits, "write", slow)
+        await publish(bus, [("a", 5)])
+        await until(lambda: view.get("a") == 5)
+        getting = asyncio.create_task(processor.get("a"))
+        await asyncio.sleep(0.05)
+        assert not getting.done()
+        answer.set()
+        assert await getting == 5
+
+
 # -- more of the graph -------------------------------------------------------------------------------------
 
 
