@@ -1,7 +1,6 @@
-"""`HealthServer`: serves `/health` and `/metrics` over HTTP/1.1, one request per connection.
+"""`ProbeServer`: serves probes and metrics over HTTP/1.1 for `--listen`, one request per connection.
 
-`/health` is 200, or 503 with the reason; `/metrics` is in the text format of Prometheus. Slow and large requests, and
-those above 64 at a time, are dropped.
+A probe is 200, or 503 with the reason. Slow and large requests, and those above 64 at a time, are dropped.
 """
 
 from __future__ import annotations
@@ -12,38 +11,56 @@ from typing import Final, Self
 
 from broker.cli.errors import Exit, Failure
 from broker.cli.output import escaped
-from broker.exposition import CONTENT_TYPE, Histogram, Series, prometheus_text
+from broker.exposition import CONTENT_TYPE
 
-__all__ = ["HealthServer"]
+__all__ = ["Page", "ProbeServer", "parse_address", "probe"]
 
 _PATIENCE: Final = 5.0
 _LONGEST: Final = 8_192
 _MOST: Final = 64
 """Requests at a time: connections of the broker need descriptors, too."""
 _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
-_PREFIX: Final = "anybroker_queue_"
+
+Page = Callable[[], tuple[int, str]]
+"""Returns the status and the text of a page."""
 
 
-class HealthServer:
-    """Serves the health and the metrics of a tracker.
+def parse_address(text: str) -> tuple[str, int]:
+    """The host and port of `--listen`: PORT alone is on the loopback.
 
-    :param port: 0 is any free port.
-    :param trouble: returns the reason why the tracker is unhealthy; empty if it is healthy.
-    :param metrics: returns the metrics by name. Names that end in `_total` are counters, other numbers gauges.
+    :raises Failure: the text is no address.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise Failure(
+            f"--listen is {text!r}", advice="It takes PORT or HOST:PORT, with a port up to 65535", code=Exit.USAGE
+        )
+    return host or "127.0.0.1", int(port)
+
+
+def probe(trouble: Callable[[], str]) -> Page:
+    """The page of a probe.
+
+    :param trouble: returns the reason for 503; empty is 200.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        subscription: str,
-        trouble: Callable[[], str],
-        metrics: Callable[[], Mapping[str, float | Histogram]],
-    ) -> None:
+    def answer() -> tuple[int, str]:
+        reason = trouble()
+        return (503, escaped(reason) + "\n") if reason else (200, "ok\n")
+
+    return answer
+
+
+class ProbeServer:
+    """Serves pages.
+
+    :param port: 0 is any free port.
+    :param pages: by path, such as `/metrics`.
+    """
+
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
         self._host, self._port = host, port
-        self._subscription = subscription
-        self._trouble = trouble
-        self._metrics = metrics
+        self._pages = pages
         self._server: asyncio.Server | None = None
         self._requests = 0
 
@@ -92,23 +109,14 @@ class HealthServer:
         method, _, rest = request.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in ("GET", "HEAD"):
-            status, body = 405, "Use GET /health or GET /metrics\n"
-        elif path == "/health":
-            trouble = self._trouble()
-            status, body = (503, escaped(trouble) + "\n") if trouble else (200, "ok\n")
-        elif path == "/metrics":
-            status, body = 200, self._text()
+            status, body = 405, "Use GET\n"
+        elif (page := self._pages.get(path)) is not None:
+            status, body = page()
         else:
-            status, body = 404, "Use /health or /metrics\n"
+            status, body = 404, f"Use {' or '.join(self._pages)}\n"
         data = body.encode()
         head = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {CONTENT_TYPE}\r\n"
             f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + (b"" if method == "HEAD" else data)
-
-    def _text(self) -> str:
-        metrics: dict[str, float | Histogram] = {**self._metrics(), "up": 0 if self._trouble() else 1}
-        return prometheus_text(
-            {Series.of(_PREFIX + name, subscription=self._subscription): value for name, value in metrics.items()}
-        )

@@ -6,25 +6,26 @@ tracker runs until Ctrl-C or SIGTERM; then it commits, leaves its group and exit
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from broker.cli import dead, subscriptions
 from broker.cli.arguments import SubscriptionName, Yes
 from broker.cli.completion import complete_topic
-from broker.cli.errors import Exit, Failure
-from broker.cli.health import HealthServer
+from broker.cli.health import Page, ProbeServer, parse_address, probe
 from broker.cli.output import escaped, json_line, show_table
 from broker.cli.rendering import attribute_pairs, bytes_field, cut, printable
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.driver.queue_tracking import PurgedQueue, QueuedMessage, TracksQueues
 from broker.errors import Unsupported
+from broker.exposition import Histogram, Series, prometheus_text
 from broker.hooks import Event, PartitionsAssigned, PartitionsLost, PartitionsRevoked
 
-__all__ = ["app", "tracker_app"]
+__all__ = ["app", "tracker_app", "tracker_pages"]
 
 app = new_app("queue", "Inspect, redrive and purge queues with tracked leases.")
 tracker_app = new_app("tracker")
@@ -34,6 +35,7 @@ CUT = 60
 
 _UNKNOWN = "?"
 """The topic of a message whose markers name none."""
+_PREFIX: Final = "anybroker_queue_"
 
 
 @command(app, "inspect")
@@ -151,7 +153,7 @@ async def tracker(
 
     Runs until it is interrupted. Several trackers of a subscription share the work.
     """
-    address = None if listen is None else _parse_address(listen)
+    address = None if listen is None else parse_address(listen)
     session.serves = True
     session.bus.hooks.listen(lambda event: _report_partitions(session, event))
     found = _queues(session).queue_tracker(subscription, topics=topic or (), unnamed=unnamed)
@@ -159,7 +161,9 @@ async def tracker(
         stack.push_async_callback(found.close)
         if address is not None:
             # Before open, so that an address in use does not leave a new marker topic behind.
-            server = await stack.enter_async_context(HealthServer(*address, subscription, found.trouble, found.metrics))
+            server = await stack.enter_async_context(
+                ProbeServer(*address, tracker_pages(subscription, found.trouble, found.metrics))
+            )
             session.note(f"Health and metrics are at {server.url}")
         await found.open()
         session.note(f"Tracking {subscription!r}")
@@ -176,13 +180,22 @@ def _queues(session: Session) -> TracksQueues:
     return backend
 
 
-def _parse_address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
-        raise Failure(
-            f"--listen is {text!r}", advice="It takes PORT or HOST:PORT, with a port up to 65535", code=Exit.USAGE
+def tracker_pages(
+    subscription: str, trouble: Callable[[], str], metrics: Callable[[], Mapping[str, float | Histogram]]
+) -> dict[str, Page]:
+    """The pages of a tracker.
+
+    :param trouble: returns the reason why the tracker is unhealthy; empty if it is healthy.
+    :param metrics: returns the metrics by name.
+    """
+
+    def text() -> tuple[int, str]:
+        found: dict[str, float | Histogram] = {**metrics(), "up": 0 if trouble() else 1}
+        return 200, prometheus_text(
+            {Series.of(_PREFIX + name, subscription=subscription): value for name, value in found.items()}
         )
-    return host or "127.0.0.1", int(port)
+
+    return {"/health": probe(trouble), "/metrics": text}
 
 
 def _report_partitions(session: Session, event: Event) -> None:

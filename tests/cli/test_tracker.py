@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.cli.health import HealthServer
+from broker.cli.health import ProbeServer
+from broker.cli.queue import tracker_pages
 from broker.driver.queue_tracking import Histogram
 from broker.hooks import Hooks, Warned
 from broker.testing.waiting import eventually
@@ -189,7 +190,7 @@ async def test_health() -> None:
         took.add(seconds)
     metrics = {"open": 3, "sent_total": 10_000_001, "took_seconds": took}
 
-    async with HealthServer("127.0.0.1", 0, 'a "b"', lambda: said, lambda: metrics) as server:
+    async with ProbeServer("127.0.0.1", 0, tracker_pages('a "b"', lambda: said, lambda: metrics)) as server:
         assert await asyncio.to_thread(get, server.url, "/health?verbose") == "ok\n"
         text = await asyncio.to_thread(get, server.url, "/metrics")
         assert '# TYPE anybroker_queue_open gauge\nanybroker_queue_open{subscription="a \\"b\\""} 3\n' in text

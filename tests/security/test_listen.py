@@ -8,21 +8,21 @@ from asyncio import StreamReader, StreamWriter
 import pytest
 
 from broker.cli import health
-from broker.cli.health import HealthServer
+from broker.cli.health import ProbeServer, probe
 from broker.testing.waiting import eventually
 
 ASK = b"GET /health HTTP/1.1\r\n\r\n"
 
 
-def server(trouble: str = "") -> HealthServer:
-    return HealthServer("127.0.0.1", 0, "billing", lambda: trouble, dict)
+def server(trouble: str = "") -> ProbeServer:
+    return ProbeServer("127.0.0.1", 0, {"/health": probe(lambda: trouble)})
 
 
-async def opened(server: HealthServer) -> tuple[StreamReader, StreamWriter]:
+async def opened(server: ProbeServer) -> tuple[StreamReader, StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
 
 
-async def answer(server: HealthServer) -> bytes:
+async def answer(server: ProbeServer) -> bytes:
     reader, writer = await opened(server)
     writer.write(ASK)
     try:

@@ -18,7 +18,7 @@ import pytest
 import broker.cli
 from broker.blocking import connect
 from broker.cli import main, output
-from broker.cli.health import HealthServer
+from broker.cli.health import ProbeServer, probe
 from broker.cli.session import Options, Session
 from broker.driver.contract import Lag, TopicInfo
 from broker.errors import BackendError
@@ -273,8 +273,8 @@ def test_invalid_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_health_shows_no_controls() -> None:
-    health = HealthServer("127.0.0.1", 0, "orders", lambda: HOSTILE, dict)
-    assert clean(health._answer("GET /health HTTP/1.1").decode().replace("\r\n", "\n"))
+    server = ProbeServer("127.0.0.1", 0, {"/health": probe(lambda: HOSTILE)})
+    assert clean(server._answer("GET /health HTTP/1.1").decode().replace("\r\n", "\n"))
 
 
 @pytest.mark.parametrize("character", ["\x7f", "\x9b", "\u202e", "\ufeff", "\U000e0001", "\ud800", "\u2028", "é", "😀"])
