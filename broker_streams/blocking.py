@@ -250,6 +250,11 @@ class Processor:
         return self._processor.state
 
     @property
+    def healthy(self) -> bool:
+        """Whether the processor is a member of its group, and its last fetch succeeded. Asks nobody."""
+        return self._processor.healthy
+
+    @property
     def partitions(self) -> Mapping[int, PartitionState]:
         """The partitions of this member, by number."""
         return _on_loop(self._bus, lambda: self._processor.partitions)

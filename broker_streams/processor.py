@@ -896,6 +896,11 @@ class Processor(Service):
     @property
     def partitions(self) -> Mapping[int, PartitionState]:
         """The partitions of this member, by number."""
+    @property
+    def healthy(self) -> bool:
+        """Whether the processor is a member of its group, and its last fetch succeeded. Asks nobody."""
+        return self._signal.state is ProcessorState.RUNNING and self._reading is not None and self._reading.healthy
+
         return dict(self._states)
 
     def states(self) -> AsyncIterator[ProcessorState]:

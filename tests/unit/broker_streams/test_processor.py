@@ -388,11 +388,13 @@ async def test_p12_it_survives_a_broker_that_goes_away(bus: Bus, server: Broker)
         await processor.ready()
         await publish(bus, ones(50))
         await until(lambda: total(view) == 50)
+        assert processor.healthy
         server.faults.stop()
-        await until(lambda: view.state is CopyState.CONNECTING)
+        await until(lambda: view.state is CopyState.CONNECTING and not processor.healthy)
         server.faults.start()
         await until_published(bus, ones(50))
-        await until(lambda: total(view) == 100)
+        await until(lambda: total(view) == 100 and processor.healthy)
+    assert not processor.healthy
     assert len(set(await outputs(bus))) == 100
 
 
