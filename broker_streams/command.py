@@ -47,6 +47,7 @@ from broker_streams.view import View
 
 __all__ = ["app"]
 
+from broker_streams.wording import counted
 app = new_app("streams", "Run, describe and reset groups of stream processors; read their tables.")
 table_app = new_app("table", "Read tables.")
 app.add_typer(table_app)
@@ -544,7 +545,8 @@ async def visit(
             await _wait_for_all(session, processor)
             count = await processor.visit(visitor, value)
     session.answer(
-        {"group": found.name, "visitor": visitor, "visited": count}, f"Visited {count} rows of group {found.name!r}"
+        {"group": found.name, "visitor": visitor, "visited": count},
+        f"Visited {counted(count, 'row')} of group {found.name!r}",
     )
 
 
@@ -651,7 +653,7 @@ async def reset(
             "rows_deleted": deleted,
             "dry_run": dry_run,
         }
-        rows = f", {deleted} rows deleted" if table else ""
+        rows = f", {counted(deleted, 'row')} deleted" if table else ""
         session.answer(value, "Nothing was changed" if dry_run else f"Reset group {stored.name!r} to {to}{rows}")
 
 
@@ -659,7 +661,7 @@ def _planned(work: Reset, stored: StoredGroup, table: bool) -> Iterator[tuple[ob
     for move in work.moves:
         yield f"{escaped(move.topic)}[{move.partition}]", move.before, move.after
     for store in work.stores:
-        yield str(store.path), f"{store.size} bytes", "deleted"
+        yield str(store.path), counted(store.size, "byte"), "deleted"
     if table:
         yield f"rows of {escaped(stored.table)}", None, "deleted"
 

@@ -37,6 +37,7 @@ from broker_streams.effects import Effects
 from broker_streams.graph import Group, Input, table_of
 from broker_streams.redo import redo_rows
 from broker_streams.stores.directory import StateDirectory, StoredState, instances
+from broker_streams.wording import counted
 
 __all__ = ["Behind", "Move", "Reset", "ResetTo", "StoredGroup", "find_group", "lag"]
 
@@ -233,7 +234,9 @@ class Reset:
                     if isinstance(outcome, BaseException):
                         raise outcome
                 deleted += len(rows)
-                self._progress(f"Reset partition {number}" + (f", deleted {len(rows)} rows" if self._rows else ""))
+                self._progress(
+                    f"Reset partition {number}" + (f", deleted {counted(len(rows), 'row')}" if self._rows else "")
+                )
         finally:
             await commits.close()
         return deleted

@@ -64,6 +64,7 @@ from broker_streams.stores.memory import Memory
 from broker_streams.stores.store import Store, StoreCorrupt, StoreFactory
 from broker_streams.topics import TopicPolicy
 from broker_streams.visits import Visit, VisitAborted
+from broker_streams.wording import counted
 
 __all__ = ["Processor", "VisitAborted"]
 
@@ -205,11 +206,11 @@ class Processor(Service):
             self._change(ProcessorState.STOPPED)
             raise
         logger.info(
-            "Group %s: %s by %s, %d partitions",
+            "Group %s: %s by %s, %s",
             self.group.name,
             commits.guarantee.replace("_", " "),
             commits.how,
-            self._partitions,
+            counted(self._partitions, "partition"),
         )
         self._checkpoints = Checkpointer(
             self.group.name,
@@ -646,8 +647,8 @@ class Processor(Service):
             checkpoint = checkpoint.settled()
             tables.store.write({}, {CHECKPOINT: checkpoint.pack()})
             logger.info(
-                "Partition %d of table %s: wrote %d rows of the last checkpoint again, which may have been missing",
-                *(partition, self.group.table, len(rows)),
+                "Partition %d of table %s: wrote %s of the last checkpoint again, which may have been missing",
+                *(partition, self.group.table, counted(len(rows), "row")),
             )
         if checkpoint.fingerprint:
             self._tell_differences(checkpoint.fingerprint)
@@ -671,7 +672,9 @@ class Processor(Service):
             raises=self.bus.hooks.raises,
         )
         if upgraded := await runner.upgrade():
-            logger.info("Upgraded %d rows of partition %d of table %s", upgraded, partition, self.group.table)
+            logger.info(
+                "Upgraded %s of partition %d of table %s", counted(upgraded, "row"), partition, self.group.table
+            )
         runner.pause(self._paused)
         if starts:
             # Otherwise a restart before the first checkpoint would begin later.
@@ -894,13 +897,13 @@ class Processor(Service):
         return self._signal.state
 
     @property
-    def partitions(self) -> Mapping[int, PartitionState]:
-        """The partitions of this member, by number."""
-    @property
     def healthy(self) -> bool:
         """Whether the processor is a member of its group, and its last fetch succeeded. Asks nobody."""
         return self._signal.state is ProcessorState.RUNNING and self._reading is not None and self._reading.healthy
 
+    @property
+    def partitions(self) -> Mapping[int, PartitionState]:
+        """The partitions of this member, by number."""
         return dict(self._states)
 
     def states(self) -> AsyncIterator[ProcessorState]:

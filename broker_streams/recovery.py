@@ -36,6 +36,7 @@ from broker_streams import keys
 from broker_streams.off_loop import in_thread
 from broker_streams.redo import stored_redo
 from broker_streams.stores.store import Store
+from broker_streams.wording import counted
 
 __all__ = ["CHECKPOINT", "TIME", "CopyState", "Enough", "TableCopy", "position_name", "stamp"]
 
@@ -267,7 +268,8 @@ class TableCopy:
         bounds = await self._bounds()
         if self._partitions is not None and (missing := self._partitions - bounds.keys()):
             raise NotFound(
-                f"Table {self.topic!r} has no partition {min(missing)}", advice=f"It has {len(bounds)} partitions"
+                f"Table {self.topic!r} has no partition {min(missing)}",
+                advice=f"It has {counted(len(bounds), 'partition')}",
             )
         numbers = bounds.keys() if self._partitions is None else self._partitions
         if reason := self._unusable(identity, {number: bounds[number] for number in numbers}):
@@ -374,7 +376,8 @@ class TableCopy:
         self._known_at = time.monotonic()
         self.seconds = self._known_at - at
         logger.info(
-            "Recovered %s of table %s: %d rows in %.2f s", self._named(), self.topic, self.rows - rows, self.seconds
+            "Recovered %s of table %s: %s in %.2f s",
+            *(self._named(), self.topic, counted(self.rows - rows, "row"), self.seconds),
         )
 
     async def _follow(self, log: _Followed) -> NoReturn:
@@ -444,12 +447,8 @@ class TableCopy:
         done = sum(self.positions.get(number, 0) - begin for number, begin in self._begins.items())
         left = f"{seconds * (span - done) / done:.0f} s left" if 0 < done <= span else "time left unknown"
         logger.info(
-            "Recovering %s of table %s: %d rows, %.0f rows/s, about %s",
-            self._named(),
-            self.topic,
-            rows,
-            rows / seconds,
-            left,
+            "Recovering %s of table %s: %s, %.0f rows/s, about %s",
+            *(self._named(), self.topic, counted(rows, "row"), rows / seconds, left),
         )
 
     def _named(self) -> str:

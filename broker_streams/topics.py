@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from broker import Bus, ConfigurationError, TopicInfo, TopicNotFound
 from broker_streams.failures import policy_topics
 from broker_streams.graph import Group
+from broker_streams.wording import counted
 
 __all__ = ["GroupTopics", "TopicPolicy"]
 
@@ -123,21 +124,21 @@ class TopicPolicy:
                     yield f"{what} {topic!r} does not exist, and the policy has create=False"
             elif partitions and (count := found[topic].partitions) != partitions:
                 yield (
-                    f"{what} {topic!r} has {count} partitions, and the inputs have {partitions}: a group keeps its "
-                    "number of partitions; give the group another name, or copy its topics"
+                    f"{what} {topic!r} has {counted(count, 'partition')}, and the inputs have {partitions}: a group "
+                    "keeps its number of partitions; give the group another name, or copy its topics"
                 )
 
     async def _create(self, bus: Bus, group: Group, found: Mapping[str, TopicInfo], partitions: int) -> None:
         if group.table not in found:
             options = {**self.options, **self.table_options}
             await bus.admin.ensure_topic(group.table, partitions=partitions, compacted=True, **options)
-            logger.info("Created table %s with %d partitions", group.table, partitions)
+            logger.info("Created table %s with %s", group.table, counted(partitions, "partition"))
         if group.loop is not None and group.loop_topic not in found:
             options = {**self.options, **self.loop_options}
             await bus.admin.ensure_topic(
                 group.loop_topic, partitions=partitions, retention=self.loop_retention, **options
             )
-            logger.info("Created loop %s with %d partitions", group.loop_topic, partitions)
+            logger.info("Created loop %s with %s", group.loop_topic, counted(partitions, "partition"))
 
 
 def _dead_letter_topics(group: Group) -> list[str]:

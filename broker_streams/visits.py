@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from broker import BrokerError
 from broker_streams.partition import PartitionRunner
+from broker_streams.wording import counted
 
 __all__ = ["Visit", "VisitAborted"]
 
@@ -28,7 +29,7 @@ class VisitAborted(BrokerError):
     default_advice = "Visit again: a visitor should be able to see a row twice"
 
     def __init__(self, visited: int, reason: str, native: BaseException | None = None) -> None:
-        super().__init__(f"The visit ended after {visited} rows: {reason}", native=native)
+        super().__init__(f"The visit ended after {counted(visited, 'row')}: {reason}", native=native)
         self.visited = visited
 
 
