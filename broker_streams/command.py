@@ -15,7 +15,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from enum import StrEnum
 from importlib import import_module
@@ -25,7 +25,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
-from broker import BrokerError, Bytes, Unsupported
+from broker import BrokerError, Bytes, TopicNotFound, Unsupported
 from broker.cli.arguments import KnownTopic, Yes, parse_duration
 from broker.cli.errors import Exit, Failure
 from broker.cli.output import counter, escaped, json_line, json_text, print_lines, show_table
@@ -34,7 +34,7 @@ from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.streams import Source
 from broker_streams import keys
 from broker_streams.commits import Guarantee
-from broker_streams.graph import Group
+from broker_streams.graph import Group, table_of
 from broker_streams.operations import Reset, ResetTo, StoredGroup, find_group, lag
 from broker_streams.processor import Processor
 from broker_streams.stats import ProcessorState
@@ -395,7 +395,8 @@ async def get(
     The log of the table is read, without a copy on disk.
     """
     wire = keys.encode(key)
-    value = None if keys.is_reserved(wire) else await _find_row(session, table, wire)
+    with _known_table(table):
+        value = None if keys.is_reserved(wire) else await _find_row(session, table, wire)
     if value is None:
         raise Failure(
             f"Table {table!r} has no row {key!r}",
@@ -445,13 +446,30 @@ async def export(session: Session, table: KnownTopic, *, as_json: AsJson = False
     async with _viewing(session, table) as view:
         count = await _write_rows(session, view.items())
     if session.interactive and not as_json:
-        session.note(f"{count} rows")
+        session.note(counted(count, "row"))
+
+
+@contextmanager
+def _known_table(table: str) -> Generator[None]:
+    """Say of a missing table who creates it: a topic that was created by hand would be an empty table, or none."""
+    try:
+        yield
+    except TopicNotFound as error:
+        group = table.removesuffix(table_of(""))
+        who = "A group" if group in ("", table) else f"Group {group!r}"
+        raise TopicNotFound(
+            f"Table {table!r} does not exist",
+            native=error,
+            advice=f"Check the name: `broker topics list`. {who} creates its table when it first runs",
+        ) from error
 
 
 @asynccontextmanager
 async def _viewing(session: Session, table: str) -> AsyncGenerator[View[bytes]]:
     """A view that is ready."""
-    async with View(session.bus, table, Bytes()) as view:
+    async with AsyncExitStack() as stack:
+        with _known_table(table):
+            view = await stack.enter_async_context(View(session.bus, table, Bytes()))
         with counter(f"Reading {table}", shown=session.interactive) as show:
             ready = asyncio.ensure_future(view.ready())
             try:

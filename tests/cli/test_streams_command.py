@@ -115,8 +115,17 @@ def test_rows_of_a_table(handled: InnerCli, name: str) -> None:
     assert "no such rows" in cli("streams", "table", "items", table, "--prefix", "z").err
     # Neither the checkpoints nor the loop's senders are rows.
     assert rows_of(cli, name) == {"all": 6, "ann": 3, "ben": 3}
-    cli("streams", "table", "items", "no-such-table", code=3)
-    cli("streams", "table", "get", "no-such-table", "ann", code=3)
+
+
+@pytest.mark.parametrize("command", [("items",), ("get", "ann"), ("export",)], ids=lambda command: command[0])
+def test_a_missing_table_is_of_a_group_and_not_to_be_created(memory: InnerCli, command: tuple[str, ...]) -> None:
+    kind, *key = command
+    told = memory("streams", "table", kind, "clicks-table", *key, code=3).err
+    assert "Table 'clicks-table' does not exist. Check the name: `broker topics list`. Group 'clicks' creates" in told
+    assert "topics create" not in told
+    for name in ("clicks", "-table"):
+        told = memory("streams", "table", kind, *key, "--", name, code=3).err
+        assert "A group creates its table when it first runs" in told
 
 
 def test_values_that_are_not_json(memory: InnerCli) -> None:
