@@ -28,14 +28,17 @@ import typer
 from broker import BrokerError, Bytes, TopicNotFound, Unsupported
 from broker.cli.arguments import KnownTopic, Yes, parse_duration
 from broker.cli.errors import Exit, Failure
+from broker.cli.health import Page, ProbeServer, parse_address, probe
 from broker.cli.output import counter, escaped, json_line, json_text, print_lines, show_table
 from broker.cli.rendering import bytes_field, printable
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.streams import Source
+from broker.metrics import Metrics
 from broker_streams import keys
 from broker_streams.commits import Guarantee
 from broker_streams.graph import Group, table_of
 from broker_streams.operations import Reset, ResetTo, StoredGroup, find_group, lag
+from broker_streams.partition import PartitionState
 from broker_streams.processor import Processor
 from broker_streams.stats import ProcessorState
 from broker_streams.stores.lmdb import Lmdb
@@ -44,10 +47,10 @@ from broker_streams.stores.rocksdb import RocksDb
 from broker_streams.stores.sqlite import Sqlite
 from broker_streams.stores.store import StoreFactory
 from broker_streams.view import View
+from broker_streams.wording import counted
 
 __all__ = ["app"]
 
-from broker_streams.wording import counted
 app = new_app("streams", "Run, describe and reset groups of stream processors; read their tables.")
 table_app = new_app("table", "Read tables.")
 app.add_typer(table_app)
@@ -56,6 +59,7 @@ _CUT: Final = 60
 """Maximum length of a value in a table for people."""
 _LINES: Final = 1000
 """Lines that are written at once."""
+_LAST_PORT: Final = 65_535
 _JOIN_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.2
 _CHILD: Final = "import sys; from broker.cli import main; sys.exit(main())"
@@ -156,6 +160,14 @@ async def run(
             help="Run so many processes, each a member with a state directory of its own. If one ends, all end.",
         ),
     ] = 1,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve /live, /ready and /metrics at this address; port 0 is any free one. Of several processes, each "
+            "takes the next port.",
+        ),
+    ] = None,
     member: Annotated[int, typer.Option(hidden=True, help="The number of a process among several.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -165,6 +177,7 @@ async def run(
     """
     found = _load(group)
     interval, standby_of = parse_duration(checkpoint_interval).total_seconds(), _parse_standby(standby)
+    address = None if listen is None else _address_of(listen, member, processes)
     session.serves = True
     if processes > 1:
         if not session.bus.capabilities.shared:
@@ -177,6 +190,7 @@ async def run(
             "--checkpoint-messages": checkpoint_messages,
             "--standby": standby,
             "--recover-ahead": recover_ahead,
+            "--listen": listen,
             "--json": as_json,
             "--debug": session.options.debug,
             "--config": session.options.config,
@@ -196,7 +210,9 @@ async def run(
         name=name,
     )
     with _progress(session, member):
-        await _run_processor(session, processor, of_several=member > 0)
+        # Before the group is joined, so that an address in use changes nothing.
+        async with _probes(session, processor, address, member):
+            await _run_processor(session, processor, of_several=member > 0)
 
 
 async def _run_processor(session: Session, processor: Processor, *, of_several: bool) -> None:
@@ -233,6 +249,73 @@ async def _stop_with_parent(processor: Processor) -> None:
     while await Source().read():
         pass
     processor.stop()
+
+
+# -- probes ------------------------------------------------------------------------------------------------
+
+
+def _address_of(text: str, member: int, processes: int) -> tuple[str, int]:
+    """Where a process listens: the first of several at the port that is given, and so on."""
+    host, port = parse_address(text)
+    if port and port + processes - 1 > _LAST_PORT:
+        raise Failure(
+            f"--listen is {text!r}, and there are {processes} processes",
+            advice=f"Each takes the next port, up to {_LAST_PORT}: give a lower one",
+            code=Exit.USAGE,
+        )
+    return host, port + member - 1 if port and member else port
+
+
+@asynccontextmanager
+async def _probes(
+    session: Session, processor: Processor, address: tuple[str, int] | None, member: int
+) -> AsyncGenerator[None]:
+    """Serve the probes and metrics of a processor, if there is an address."""
+    if address is None:
+        yield
+        return
+    joined = asyncio.ensure_future(_wait_until_ready(processor))
+    metrics = Metrics(session.bus)
+    pages: dict[str, Page] = {
+        # The answer says that the event loop is not blocked. A restart helps against nothing else.
+        "/live": probe(lambda: ""),
+        "/ready": probe(lambda: _not_ready(processor, joined.done())),
+        "/metrics": lambda: (200, metrics.text()),
+    }
+    try:
+        async with ProbeServer(*address, pages) as server:
+            _tell(session, member, f"Probes and metrics are at {server.url}")
+            yield
+    finally:
+        metrics.close()
+        joined.cancel()
+
+
+async def _wait_until_ready(processor: Processor) -> None:
+    async for state in processor.states():
+        if state is ProcessorState.RUNNING:
+            break
+    # `run` raises the same error.
+    with suppress(Exception):
+        await processor.ready()
+
+
+def _not_ready(processor: Processor, joined: bool) -> str:
+    """Why a processor is not ready; empty if it is. Asks nobody.
+
+    :param joined: whether the member has got its partitions, or is a spare.
+    """
+    if processor.state is not ProcessorState.RUNNING:
+        return f"the processor is {processor.state}"
+    if not processor.healthy:
+        return "the broker does not answer"
+    states = processor.partitions
+    if waiting := [number for number, state in sorted(states.items()) if state is not PartitionState.RUNNING]:
+        return ", ".join(f"partition {number} is {states[number]}" for number in waiting)
+    return "" if joined else "the group has not given it partitions yet"
+
+
+# -- several processes -------------------------------------------------------------------------------------
 
 
 async def _run_processes(session: Session, arguments: Sequence[str], count: int, name: str | None) -> None:
@@ -332,13 +415,17 @@ class _Lines(logging.Handler):
         self._member = member
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = " ".join(record.getMessage().split())
-        if self._session.as_json:
-            kind = "Warned" if record.levelno >= logging.WARNING else "Progress"
-            event: dict[str, Any] = {"event": kind, "message": text}
-            self._session.note(json_text(event | ({"process": self._member} if self._member else {})))
-        else:
-            self._session.note(f"broker[{self._member}]: {text}" if self._member else f"broker: {text}")
+        kind = "Warned" if record.levelno >= logging.WARNING else "Progress"
+        _tell(self._session, self._member, " ".join(record.getMessage().split()), kind)
+
+
+def _tell(session: Session, member: int, text: str, kind: str = "Progress") -> None:
+    """Print a line, or an event in JSON, of this process."""
+    if session.as_json:
+        event: dict[str, Any] = {"event": kind, "message": text}
+        session.note(json_text(event | ({"process": member} if member else {})))
+    else:
+        session.note(f"broker[{member}]: {text}" if member else f"broker: {text}")
 
 
 # -- the graph ---------------------------------------------------------------------------------------------

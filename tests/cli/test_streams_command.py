@@ -6,7 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import time
 from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from broker import Json, OutboundMessage, connect
 from broker_streams import Memory, View, operations
 from broker_streams import command as streams_command
 from broker_streams.blocking import Processor
+from broker_streams.partition import PartitionState
 from broker_streams.stores.directory import StateDirectory
 from tests.cli.conftest import Cli, InnerCli, ProcessCli
 from tests.cli.streams_groups import counting
@@ -244,11 +249,21 @@ def test_run_ends_in_order(process: ProcessCli, name: str, tmp_path: Path) -> No
     cli = process.inner
     create_topics(cli, name)
     publish(cli, name, ("ann", 1), ("ben", 2))
-    child = process.start("streams", "run", SINGLE, "--state-dir", str(tmp_path), "--checkpoint-interval", "0.05s")
+    options = ("--state-dir", str(tmp_path), "--checkpoint-interval", "0.05s", "--listen", "0")
+    child = process.start("streams", "run", SINGLE, *options)
     try:
         lines = read_until(child, lambda lines: any("Recovered partition 1" in line for line in lines))
-        assert any(f"Created table {name}-table" in line for line in lines)
+        assert any(f"Created table {name}-table with 2 partitions" in line for line in lines)
+        (url,) = (line.split()[-1] for line in lines if line.startswith("broker: Probes and metrics are at "))
         wait_for_rows(cli, name, {"ann": 1, "ben": 2})
+        wait_for_page(url, "/ready", (200, "ok\n"))
+        assert ask(url, "/live") == (200, "ok\n")
+        status, text = ask(url, "/metrics")
+        assert (status, f'anybroker_streams_processor_state{{group="{name}",state="running"}} 1\n' in text) == (
+            200,
+            True,
+        )
+        assert ask(url, "/health") == (404, "Use /live or /ready or /metrics\n")
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=SECONDS)
         assert child.returncode == 0
@@ -272,11 +287,13 @@ def test_processes_share_the_work_and_end_with_their_parent(
     cli = process.inner
     create_topics(cli, name)
     publish(cli, name, ("ann", 1), ("ben", 2))
-    options = ("--state-dir", str(tmp_path), "--checkpoint-interval", "0.05s", "--processes", "2")
+    options = ("--state-dir", str(tmp_path), "--checkpoint-interval", "0.05s", "--processes", "2", "--listen", "0")
     child = process.start("streams", "run", SINGLE, *options)
     try:
         wait_for_rows(cli, name, {"ann": 1, "ben": 2})
-        read_until(child, lambda lines: all(any(f"broker[{n}]: Recovered" in line for line in lines) for n in (1, 2)))
+        told = ("Probes and metrics are at", "Recovered")
+        wanted = [f"broker[{n}]: {text}" for n in (1, 2) for text in told]
+        read_until(child, lambda lines: all(any(text in line for line in lines) for text in wanted))
         child.send_signal(number)
         # Until the last process has closed the streams that they share.
         child.communicate(timeout=SECONDS)
@@ -301,6 +318,42 @@ def test_processes_need_a_broker_that_they_can_share(memory: InnerCli, name: str
     assert "cannot be shared" in memory("streams", "run", CODE, "--processes", "2", code=2).err
 
 
+def test_an_address_that_cannot_be_used(memory: InnerCli, name: str, tmp_path: Path) -> None:
+    run = ("streams", "run", CODE, "--state-dir", str(tmp_path), "--listen")
+    assert "--listen is 'somewhere'" in memory(*run, "somewhere", code=2).err
+    assert "there are 3 processes" in memory(*run, "65534", "--processes", "3", code=2).err
+    create_topics(memory, name)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"--listen 127.0.0.1:{port} cannot be used" in memory(*run, port, code=2).err
+    # The group was not joined.
+    assert f"{name}-table" not in memory("topics", "list").text
+
+
+def test_processes_listen_at_the_ports_that_follow() -> None:
+    assert [streams_command._address_of("9000", member, 3) for member in (1, 2, 3)] == [
+        ("127.0.0.1", port) for port in (9000, 9001, 9002)
+    ]
+    assert streams_command._address_of("[::1]:0", 2, 3) == ("[::1]", 0)
+    assert streams_command._address_of("127.0.0.2:65535", 0, 1) == ("127.0.0.2", 65535)
+
+
+async def test_a_processor_is_ready_while_all_its_partitions_run(name: str) -> None:
+    async with connect(f"inmem://{name}") as bus:
+        for topic in (f"{name}-in", f"{name}-totals"):
+            await bus.admin.ensure_topic(topic, partitions=PARTITIONS)
+        processor = broker_streams.Processor(bus, counting(), store=Memory())
+        assert streams_command._not_ready(processor, False) == "the processor is idle"
+        async with asyncio.timeout(SECONDS), processor:
+            await processor.ready()
+            assert streams_command._not_ready(processor, False) == "the group has not given it partitions yet"
+            assert streams_command._not_ready(processor, True) == ""
+            processor._states[1] = PartitionState.RECOVERING
+            assert streams_command._not_ready(processor, True) == "partition 1 is recovering"
+            processor._states[1] = PartitionState.RUNNING
+        assert streams_command._not_ready(processor, True) == "the processor is stopped"
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("--standby", "some"), ("--store", "paper"), ("--guarantee", "maybe"), ("--checkpoint-interval", "soon")],
@@ -318,6 +371,21 @@ def read_until(child: Any, enough: Callable[[list[str]], bool]) -> list[str]:
         assert line, f"it ended: {lines}"
         lines.append(line)
     return lines
+
+
+def ask(url: str, path: str) -> tuple[int, str]:
+    """Status and body."""
+    with closing(HTTPConnection(url.partition("//")[2], timeout=SECONDS)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def wait_for_page(url: str, path: str, wanted: tuple[int, str]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while (found := ask(url, path)) != wanted:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
 
 
 def wait_for_rows(cli: InnerCli, name: str, wanted: dict[str, int]) -> None:
