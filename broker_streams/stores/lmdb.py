@@ -311,9 +311,11 @@ class _LmdbStore:
             self._environment.sync(True)
         with self._reading:
             self._environment.close()
-            self._closed = True
-            self._open(sync=durable)
-            self._closed = False
+            try:
+                self._open(sync=durable)
+            except BaseException:
+                self._closed = True
+                raise
         if durable:
             self._unsynced.unlink(missing_ok=True)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -313,3 +314,23 @@ def test_a_file_of_lmdb_shrinks_when_it_is_opened(tmp_path: Path) -> None:
         assert store.meta("position") == b"1"
         store.write({"rows": rows})
         assert store.count("rows") == 20_000
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_store_of_lmdb_that_changes_to_writes_without_sync_is_open(durable: bool, tmp_path: Path) -> None:
+    """LMDB has to be opened again for that, while other threads may ask for the size."""
+    store: Any = Lmdb().open(tmp_path, "table.0")
+    if durable:
+        store.write({"rows": {b"a": b"1"}}, durable=False)
+    seen: list[tuple[bool, bool]] = []
+    open_again = store._open
+
+    def opening(*, sync: bool) -> None:
+        seen.append((store.closed, store.size() > 0))
+        open_again(sync=sync)
+
+    store._open = opening
+    store.write({"rows": {b"a": b"2"}}, durable=durable)
+    assert seen == [(False, True)]
+    assert store.get("rows", b"a") == b"2"
+    store.close()
