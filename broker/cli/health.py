@@ -75,10 +75,12 @@ class ProbeServer:
         """:raises Failure: the server cannot listen on the address."""
         try:
             self._server = await asyncio.start_server(self._serve, self._host.strip("[]"), self._port, limit=_LONGEST)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            # A name with an empty label, for instance, cannot even be looked up.
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
             raise Failure(
-                f"--listen {self._host}:{self._port} cannot be used: {error.strerror or error}",
-                advice="Choose another port",
+                f"--listen {self._host}:{self._port} cannot be used: {reason}",
+                advice="Choose another address",
                 code=Exit.USAGE,
             ) from None
         return self

@@ -8,6 +8,7 @@ from asyncio import StreamReader, StreamWriter
 import pytest
 
 from broker.cli import health
+from broker.cli.errors import Failure
 from broker.cli.health import ProbeServer, probe
 from broker.testing.waiting import eventually
 
@@ -36,6 +37,11 @@ async def dropped(reader: StreamReader) -> bool:
         return await reader.read() == b""
     except ConnectionResetError:
         return True
+
+
+async def test_a_name_that_cannot_be_looked_up_is_named() -> None:
+    with pytest.raises(Failure, match=r"--listen a\.\.b:80 cannot be used"):
+        await ProbeServer("a..b", 80, {}).__aenter__()
 
 
 async def test_a_large_request_is_dropped() -> None:
