@@ -1,6 +1,6 @@
 """`Deferrals`: messages that are done later than their callbacks, each with a deadline.
 
-*Concurrency.* One event loop. *Cancellation.* `drained` may be cancelled at any time.
+*Concurrency.* One event loop. *Cancellation.* `changed` may be cancelled at any time.
 """
 
 from __future__ import annotations

@@ -52,10 +52,6 @@ class Effects:
     counts: Mapping[str, int]
     topics: Mapping[str, tuple[int, int]]
 
-    def __bool__(self) -> bool:
-        """Whether there is something to publish or to store besides positions."""
-        return bool(self.rows or self.outputs)
-
 
 class SenderPlace(NamedTuple):
     """The sender of a message of the loop, and its place: an offset, and a number among the messages made of it."""
