@@ -200,7 +200,7 @@ class Processor(Service):
             consumed = tuple(self.group.consumed)
             check_capabilities(self.bus.capabilities, consumed)
             commits = choose_commits(self.bus, self.group, self._guarantee, self._open_directory())
-            self._partitions = (await self._policy.prepare(self.bus, self.group)).partitions
+            self._partitions = await self._policy.prepare(self.bus, self.group)
         except BaseException:
             self._close_directory()
             self._change(ProcessorState.STOPPED)

@@ -21,21 +21,9 @@ from broker_streams.failures import policy_topics
 from broker_streams.graph import Group
 from broker_streams.wording import counted
 
-__all__ = ["GroupTopics", "TopicPolicy"]
+__all__ = ["TopicPolicy"]
 
 logger: Final = logging.getLogger("broker_streams")
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTopics:
-    """What is known of the topics of a group.
-
-    :ivar partitions: the number that inputs, joined tables, loop and table share.
-    :ivar consumed: the inputs, and the loop if there is one.
-    """
-
-    partitions: int
-    consumed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +51,10 @@ class TopicPolicy:
         if self.mismatch not in ("fail", "warn", "ignore"):
             raise ConfigurationError(f"mismatch is {self.mismatch!r}", advice='It takes "fail", "warn" or "ignore"')
 
-    async def prepare(self, bus: Bus, group: Group) -> GroupTopics:
+    async def prepare(self, bus: Bus, group: Group) -> int:
         """Check the topics of a group, and create its table and its loop.
 
+        :returns: the number of partitions that its inputs, joined tables, loop and table share.
         :raises ConfigurationError: topics are missing or do not fit; the error names each.
         """
         inputs = [topic for each in group.inputs for topic in each.topics]
@@ -111,7 +100,7 @@ class TopicPolicy:
         if wrong:
             raise ConfigurationError(f"The topics of group {group.name!r} do not fit:\n- " + "\n- ".join(wrong))
         await self._create(bus, group, found, partitions)
-        return GroupTopics(partitions, tuple(dict.fromkeys(group.consumed)))
+        return partitions
 
     def _check_own(self, group: Group, found: Mapping[str, TopicInfo], partitions: int) -> Iterable[str]:
         """What is wrong with the table and the loop, but for compaction."""

@@ -29,8 +29,7 @@ def counting(*edges: object) -> Group:
 
 async def test_the_table_and_the_loop_are_created_with_the_partitions_of_the_inputs(bus: Bus) -> None:
     await bus.admin.ensure_topic("clicks", partitions=3)
-    found = await TopicPolicy().prepare(bus, counting(Loop(Json(int), ignore)))
-    assert (found.partitions, set(found.consumed)) == (3, {"clicks", "counts-loop"})
+    assert await TopicPolicy().prepare(bus, counting(Loop(Json(int), ignore))) == 3
     table, loop = await bus.admin.describe_topic("counts-table"), await bus.admin.describe_topic("counts-loop")
     assert (table.partitions, table.compacted) == (3, True)
     assert (loop.partitions, loop.compacted) == (3, False)
@@ -46,8 +45,7 @@ async def test_inputs_and_joins_have_one_number_of_partitions(bus: Bus) -> None:
 async def test_a_lookup_may_have_another_number_of_partitions(bus: Bus) -> None:
     await bus.admin.ensure_topic("clicks", partitions=3)
     await bus.admin.ensure_topic("prices", partitions=1, compacted=True)
-    found = await TopicPolicy().prepare(bus, counting(Lookup("prices", Json(int))))
-    assert found.partitions == 3
+    assert await TopicPolicy().prepare(bus, counting(Lookup("prices", Json(int)))) == 3
 
 
 async def test_joined_and_looked_up_tables_are_compacted_and_loops_are_not(bus: Bus) -> None:
