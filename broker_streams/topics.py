@@ -65,14 +65,16 @@ class TopicPolicy:
         own = [group.table, *([group.loop_topic] if group.loop is not None else [])]
         found = await _describe(bus, {*inputs, *joins, *lookups, *outputs, *letters, *own})
 
+        make = "create it with `broker topics create` or ensure_topic"
+        own_or_make = f"start the group whose table it is, or {make}, compacted"
         wrong = [
-            f"{what} {topic!r} does not exist: create it with ensure_topic"
-            for what, topics in (
-                ("Input", inputs),
-                ("Join", joins),
-                ("Lookup", lookups),
-                ("Output", outputs),
-                ("Dead-letter topic", letters),
+            f"{what} {topic!r} does not exist: {mend}"
+            for what, topics, mend in (
+                ("Input", inputs, make),
+                ("Join", joins, own_or_make),
+                ("Lookup", lookups, own_or_make),
+                ("Output", outputs, make),
+                ("Dead-letter topic", letters, make),
             )
             for topic in topics
             if topic not in found
@@ -111,7 +113,7 @@ class TopicPolicy:
             if topic not in found:
                 if not self.create:
                     yield f"{what} {topic!r} does not exist, and the policy has create=False"
-            elif partitions and (count := found[topic].partitions) != partitions:
+            elif partitions and (count := found[topic].partitions) is not None and count != partitions:
                 yield (
                     f"{what} {topic!r} has {counted(count, 'partition')}, and the inputs have {partitions}: a group "
                     "keeps its number of partitions; give the group another name, or copy its topics"

@@ -60,6 +60,14 @@ async def test_joined_and_looked_up_tables_are_compacted_and_loops_are_not(bus: 
         assert mistake in text
 
 
+async def test_missing_topics_are_told_with_who_creates_them(bus: Bus) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        await TopicPolicy().prepare(bus, counting(Join("users", Json(int))))
+    _, missing, table = str(raised.value).split("\n")
+    assert missing == "- Input 'clicks' does not exist: create it with `broker topics create` or ensure_topic"
+    assert table.startswith("- Join 'users' does not exist: start the group whose table it is, or create it")
+
+
 async def test_options_reach_the_broker(bus: Bus) -> None:
     await bus.admin.ensure_topic("clicks", partitions=1)
     policy = TopicPolicy(loop_retention=timedelta(hours=1), loop_options={"retention_messages": 10})
