@@ -448,7 +448,6 @@ async def describe(
 
 
 def _group_json(group: Group) -> dict[str, Any]:
-    partitioner = group.partitioner
     return {
         "group": group.name,
         "table": group.table,
@@ -460,7 +459,7 @@ def _group_json(group: Group) -> dict[str, Any]:
         "windows": [window.name for window in group.windows],
         "timers": [timer.name for timer in group.timers],
         "visitors": [visitor.name for visitor in group.visitors],
-        "partitioner": partitioner if isinstance(partitioner, str) else str(partitioner),
+        "partitioner": group.fingerprint()["partitioner"],
         "order": group.order,
         "mermaid": group.mermaid(),
     }

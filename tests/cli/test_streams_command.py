@@ -19,7 +19,7 @@ import pytest
 import broker.blocking
 import broker_streams
 from broker import Json, OutboundMessage, connect
-from broker_streams import Memory, View, operations
+from broker_streams import Group, Input, Memory, View, operations
 from broker_streams import command as streams_command
 from broker_streams.blocking import Processor
 from broker_streams.partition import PartitionState
@@ -88,6 +88,16 @@ def test_describe(memory: InnerCli, name: str) -> None:
     told = memory("streams", "describe", CODE, "--json").json
     assert (told["group"], told["table"], told["loop"]) == (name, f"{name}-table", f"{name}-loop")
     assert (told["inputs"], told["outputs"], told["visitors"]) == ([f"{name}-in"], [f"{name}-totals"], ["scale"])
+
+
+def test_a_partitioner_of_its_own_is_described_by_its_name() -> None:
+    def by_length(topic: str, key: bytes, partitions: int) -> int:
+        return len(key) % partitions
+
+    source = Input("orders", Json(int), lambda ctx, value: None)
+    told = streams_command._group_json(Group("placed", source, partitioner=by_length))
+    assert told["partitioner"].endswith("by_length")
+    assert told["partitioner"] in Group("placed", source, partitioner=by_length).describe()
 
 
 @pytest.mark.parametrize(
