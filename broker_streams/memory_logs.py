@@ -11,7 +11,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from broker import CHECKPOINT_KEY, Codec, Partitioner
+from broker import Codec, Partitioner
 from broker.partitioners import partition_by
 from broker_streams import keys
 
@@ -154,5 +154,4 @@ class _PartitionCopy:
 
 def _row_key(entry: Entry) -> bytes | None:
     """The key of a row of the application; None for checkpoints and agendas."""
-    key = entry.key
-    return None if key is None or key == CHECKPOINT_KEY or keys.is_reserved(key) else key
+    return None if entry.key is None or keys.is_reserved(entry.key) else entry.key
