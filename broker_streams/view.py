@@ -15,7 +15,7 @@ is away, and says so by `state` and `staleness`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,17 +158,22 @@ class View(Generic[T]):
 
         :raises BrokerError: the table cannot be read.
         """
-        copy, task = self._opened(), self._task
+        await self._unless_ended(self._opened().ready())
+
+    async def _unless_ended(self, event: Coroutine[Any, Any, None]) -> None:
+        """Wait for something that the copy does, which it does not do once it has ended."""
+        task = self._task
         assert task is not None
-        waiting = asyncio.ensure_future(copy.ready())
+        waiting = asyncio.ensure_future(event)
         try:
             await asyncio.wait((waiting, task), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return
         finally:
             waiting.cancel()
-        if task.done() and not copy.is_ready:
-            with suppress(asyncio.CancelledError):
-                task.result()
-            raise Closed(f"The view of {self.table!r} is closed")
+        with suppress(asyncio.CancelledError):
+            task.result()
+        raise Closed(f"The view of {self.table!r} is closed")
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -181,7 +186,7 @@ class View(Generic[T]):
 
         :param at_least: await the call: it first waits until the view has what this receipt confirmed.
         :raises DecodeError: the codec cannot read the row.
-        :raises Closed: the view is not open.
+        :raises Closed: the view is not open, or was closed meanwhile.
         """
         if at_least is not None:
             return self._get_at_least(key, at_least)
@@ -194,7 +199,7 @@ class View(Generic[T]):
         copy = self._opened()
         if self._partitions is not None and receipt.partition not in self._partitions:
             raise ConfigurationError(f"{receipt!r} is of a partition that the view does not copy")
-        await copy.reached(receipt.partition, receipt.offset)
+        await self._unless_ended(copy.reached(receipt.partition, receipt.offset))
         return self.get(key)
 
     def __contains__(self, key: str) -> bool:

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from broker import CHECKPOINT_KEY, Bus, Closed, ConfigurationError, Json, OutboundMessage, TopicNotFound, connect
+from broker import (
+    CHECKPOINT_KEY,
+    Bus,
+    Closed,
+    ConfigurationError,
+    Json,
+    OutboundMessage,
+    Receipt,
+    TopicNotFound,
+    connect,
+)
 from broker_inmem import Broker, InmemSettings
 from broker_streams import keys
 from broker_streams.recovery import CopyState
@@ -66,6 +76,16 @@ async def test_it_follows_its_table(bus: Bus) -> None:
         assert await view.get("a", at_least=receipt) == 5
         receipt = await bus.topic(TABLE).publish(OutboundMessage(None, "a"))
         assert await view.get("a", at_least=receipt) is None
+
+
+async def test_what_waits_for_a_receipt_ends_with_the_view(bus: Bus) -> None:
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        waiting = asyncio.ensure_future(view.get("a", at_least=Receipt("beyond", partition=0, offset=1000)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    with pytest.raises(Closed, match="is closed"):
+        await asyncio.wait_for(waiting, 60)
 
 
 async def test_reserved_rows_are_not_rows(bus: Bus) -> None:
