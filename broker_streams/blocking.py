@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypedDict, TypeVar
 
@@ -53,7 +52,7 @@ class View(Generic[T]):
         *,
         partitions: Collection[int] | None = None,
         store: StoreFactory | None = None,
-        state_dir: str | Path | None = None,
+        state_dir: str | PathLike[str] | None = None,
     ) -> None:
         self._bus = bus
         self._view = asynchronous_view.View(

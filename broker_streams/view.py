@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import blake2b
+from os import PathLike
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, overload
 from weakref import WeakSet
@@ -28,8 +29,9 @@ from broker_streams import keys
 from broker_streams.metrics import ViewMetrics
 from broker_streams.recovery import CopyState, TableCopy
 from broker_streams.states import StateSignal
+from broker_streams.stores.directory import StateDirectory
 from broker_streams.stores.memory import Memory
-from broker_streams.stores.store import Store, StoreFactory
+from broker_streams.stores.store import Store, StoreCorrupt, StoreFactory
 
 __all__ = ["Change", "Changes", "View", "ViewStats"]
 
@@ -73,8 +75,8 @@ class View(Generic[T]):
 
     :param table: a compacted topic; `group.table` is that of a group.
     :param partitions: the partitions to copy; None is all.
-    :param store: where the copy is kept; by default in memory.
-    :param state_dir: the directory of a store on disk.
+    :param store: where the copy is kept; by default in memory. A store on disk goes on where it was.
+    :param state_dir: of a store on disk, as that of a processor: views and processors may share it.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class View(Generic[T]):
         *,
         partitions: Collection[int] | None = None,
         store: StoreFactory | None = None,
-        state_dir: str | Path | None = None,
+        state_dir: str | PathLike[str] | None = None,
     ) -> None:
         if partitions is not None and not partitions:
             raise ConfigurationError("partitions is empty", advice="Leave it out to copy all partitions")
@@ -93,8 +95,9 @@ class View(Generic[T]):
         self._bus = bus
         self._codec = codec
         self._partitions = partitions
-        self._factory = Memory() if store is None else store
-        self._directory = None if state_dir is None else Path(state_dir)
+        self._factory: StoreFactory = Memory() if store is None else store
+        self._state_dir = state_dir
+        self._directory: StateDirectory | None = None
         self._store: Store | None = None
         self._copy: TableCopy | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -108,11 +111,12 @@ class View(Generic[T]):
 
         :raises TopicNotFound: the table does not exist.
         :raises Unsupported: the broker cannot follow a log.
+        :raises StorageFailed: the disk is full, or fails.
         """
         if self._task is not None:
             raise Closed("A view opens once", advice="Create a new one")
         await self._bus.admin.describe_topic(self.table)
-        self._store = self._factory.open(self._directory, f"view-{self.table}")
+        self._store = self._open_store()
         self._copy = TableCopy(
             self._bus,
             self.table,
@@ -142,11 +146,47 @@ class View(Generic[T]):
         self._gauges.cancel()
         task.cancel()
         await asyncio.wait((task, self._gauges))
-        self._copy.sync()
-        store.close()
-        self._signal.end()
-        for listener in tuple(self._listeners):
-            listener.end()
+        try:
+            self._close_store(self._copy, store, None if task.cancelled() else task.exception())
+        finally:
+            self._signal.end()
+            for listener in tuple(self._listeners):
+                listener.end()
+
+    def _open_store(self) -> Store:
+        if isinstance(self._factory, Memory):
+            return self._factory.open(None, self.table)
+        # No group has such a name.
+        directory = StateDirectory(self._state_dir, f"view~{self.table}")
+        try:
+            store = directory.open(self._factory, self._store_name())
+        except BaseException:
+            directory.close()
+            raise
+        self._directory = directory
+        return store
+
+    def _store_name(self) -> str:
+        """Views of other partitions have other stores: nobody would delete the rows of those that are left out."""
+        if self._partitions is None:
+            return self.table
+        numbers = ",".join(map(str, sorted(set(self._partitions))))
+        return f"{self.table}-{blake2b(numbers.encode(), digest_size=8).hexdigest()}"
+
+    def _close_store(self, copy: TableCopy, store: Store, failure: BaseException | None) -> None:
+        """Close the store. One that cannot be read is set aside with a warning, and the next view begins anew."""
+        with ExitStack() as stack:
+            stack.callback(store.close)
+            if self._directory is not None:
+                stack.callback(self._directory.close)
+            corrupt = failure if isinstance(failure, StoreCorrupt) else None
+            if corrupt is None:
+                try:
+                    copy.sync()
+                except StoreCorrupt as error:
+                    corrupt = error
+            if corrupt is not None and self._directory is not None:
+                self._directory.set_aside(corrupt)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         # `ready` raises it; asyncio must not log it as never retrieved.

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker import (
     CHECKPOINT_KEY,
+    BrokerError,
     Bus,
     Closed,
     ConfigurationError,
     Json,
     OutboundMessage,
     Receipt,
+    StorageFailed,
     TopicNotFound,
     connect,
 )
 from broker_inmem import Broker, InmemSettings
 from broker_streams import keys
 from broker_streams.recovery import CopyState
+from broker_streams.stores.lmdb import Lmdb
+from broker_streams.stores.store import Store, StoreCorrupt
 from broker_streams.view import Change, View
 
 TABLE = "counts-table"
@@ -189,6 +194,85 @@ async def test_a_recreated_table_is_read_again(bus: Bus, caplog: pytest.LogCaptu
             while view.get("a") != 3 or "b" in view:
                 seen.add(await anext(changes))
         assert "emptied and read again" in caplog.text
+
+
+def on_disk(bus: Bus, directory: Path, **options: Any) -> View[int]:
+    return View(bus, TABLE, Json(int), store=Lmdb(), state_dir=directory, **options)
+
+
+async def test_a_view_on_disk_goes_on_where_it_was(bus: Bus, tmp_path: Path) -> None:
+    await write(bus, a=1, b=2)
+    async with on_disk(bus, tmp_path) as view, on_disk(bus, tmp_path) as other:
+        # Each has a directory of its own.
+        for each in (view, other):
+            await each.ready()
+            assert dict(each.items()) == {"a": 1, "b": 2}
+    await write(bus, c=3)
+    async with on_disk(bus, tmp_path) as view:
+        await view.ready()
+        assert (view.stats().read, dict(view.items())) == (1, {"a": 1, "b": 2, "c": 3})
+
+
+async def test_a_view_of_some_partitions_has_no_rows_of_others(bus: Bus, tmp_path: Path) -> None:
+    rows = [OutboundMessage(b"%d" % number, f"key-{number}", partition=number) for number in range(3)]
+    await bus.topic(TABLE).publish_batch(rows)
+    for numbers, keys_of in (([0, 1, 2], [0, 1, 2]), ([2, 0], [0, 2]), ([0, 2], [0, 2])):
+        async with on_disk(bus, tmp_path, partitions=numbers) as view:
+            await view.ready()
+            assert [value for _, value in view.items()] == keys_of
+
+
+async def test_a_store_that_a_view_cannot_read_is_set_aside(
+    bus: Bus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await write(bus, a=1)
+    async with on_disk(bus, tmp_path) as view:
+        await view.ready()
+    (tmp_path / f"view~{TABLE}/0/{TABLE}.lmdb/data.mdb").write_bytes(b"rubbish" * 5000)
+    async with on_disk(bus, tmp_path) as view:
+        await view.ready()
+        assert view.get("a") == 1
+    assert f"{TABLE}.lmdb.corrupt-1" in caplog.text
+
+
+async def test_a_store_that_turns_out_to_be_corrupt_is_set_aside_at_the_end(bus: Bus, tmp_path: Path) -> None:
+    await write(bus, a=1)
+    async with on_disk(bus, tmp_path) as view:
+        await view.ready()
+        break_writes(view, StoreCorrupt("A page cannot be read", path=tmp_path / f"view~{TABLE}/0/{TABLE}.lmdb"))
+    assert found_below(tmp_path, "*.corrupt-1") == [f"{TABLE}.lmdb.corrupt-1"]
+    async with on_disk(bus, tmp_path) as view:
+        await view.ready()
+        assert view.stats().read == 1
+
+
+def break_writes(view: View[int], error: BrokerError) -> Store:
+    """Have all writes of a view to its store fail; return the store."""
+    store: Any = view._opened().store
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    store.write = fail
+    return store
+
+
+def found_below(directory: Path, pattern: str) -> list[str]:
+    return [path.name for path in directory.rglob(pattern)]
+
+
+async def test_a_disk_that_fails_at_the_end_leaves_nothing_open(bus: Bus, tmp_path: Path) -> None:
+    view = on_disk(bus, tmp_path)
+    with pytest.raises(StorageFailed):
+        async with view:
+            await view.ready()
+            changes, store = view.changes(), break_writes(view, StorageFailed("The store failed: no space left"))
+    assert store.closed
+    with pytest.raises(StopAsyncIteration):
+        await anext(changes)
+    async with on_disk(bus, tmp_path) as again:
+        await again.ready()
+    assert found_below(tmp_path, "lock") == ["lock"]
 
 
 async def test_figures(bus: Bus) -> None:
