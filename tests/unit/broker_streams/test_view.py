@@ -262,11 +262,11 @@ def found_below(directory: Path, pattern: str) -> list[str]:
 
 
 async def test_a_disk_that_fails_at_the_end_leaves_nothing_open(bus: Bus, tmp_path: Path) -> None:
-    view = on_disk(bus, tmp_path)
+    view = await on_disk(bus, tmp_path).__aenter__()
+    await view.ready()
+    changes, store = view.changes(), break_writes(view, StorageFailed("The store failed: no space left"))
     with pytest.raises(StorageFailed):
-        async with view:
-            await view.ready()
-            changes, store = view.changes(), break_writes(view, StorageFailed("The store failed: no space left"))
+        await view.close()
     assert store.closed
     with pytest.raises(StopAsyncIteration):
         await anext(changes)
