@@ -36,7 +36,7 @@ from broker_streams import processor as processors
 from broker_streams.checkpoint import Checkpoint
 from broker_streams.context import Context
 from broker_streams.graph import Edge, Group, Input, Join, Lookup, Loop, Output, Persist, Timer
-from broker_streams.partition import PartitionState
+from broker_streams.partition import PartitionState, PartitionTables
 from broker_streams.processor import Processor
 from broker_streams.recovery import CopyState
 from broker_streams.stats import ProcessorState
@@ -740,20 +740,37 @@ async def test_a_killed_member_is_replaced(server: Broker, bus: Bus) -> None:
         assert len(await outputs(bus)) == 200
 
 
-async def test_a_recovering_partition_can_be_revoked(server: Broker, bus: Bus) -> None:
+async def test_a_recovering_partition_can_be_revoked(server: Broker, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second member takes partitions while the first still waits for its tables."""
     await bus.admin.ensure_topic("users", partitions=PARTITIONS, compacted=True)
     group = counting(count, Join("users", Json(int)))
     async with viewing(bus) as view, connect(InmemSettings(broker=server)) as other:
         await publish(bus, ones(100))
-        async with processing(bus, group) as first, processing(other, group) as second:
-            await until(lambda: len(first.partitions) == len(second.partitions) == 2)
-            await until(lambda: total(view) == 100)
+        async with processing(bus, group) as first:
+            await until(lambda: len(waiting) == PARTITIONS)
+            async with processing(other, group) as second:
+                await second.ready()
+                assert len(first.partitions) == len(second.partitions) == PARTITIONS // 2
+                assert set(first.partitions.values()) == {PartitionState.RECOVERING}
+                gate.set()
+                await first.ready()
+                await until(lambda: total(view) == 100)
+    assert len(await outputs(bus)) == 100
 
 
 async def test_p10_a_callback_that_hangs_stops_neither_a_rebalance_nor_the_end(server: Broker, bus: Bus) -> None:
     """What it was at is undone, and handled by the next owner; what was handled before is kept."""
     hanging = asyncio.Event()
+    gate, waiting = asyncio.Event(), set[int]()
+    recover = PartitionTables.recover
+
+    async def slowly(tables: PartitionTables, *arguments: Any) -> bool:
+        if vars(tables.own)["_bus"] is bus:
+            waiting.add(tables.partition)
+            await gate.wait()
+        return await recover(tables, *arguments)
+
+    monkeypatch.setattr(PartitionTables, "recover", slowly)
 
     async def hang(ctx: Context, value: int) -> None:
         if value == 100:
