@@ -27,7 +27,7 @@ from datetime import datetime
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self, TypeGuard, cast
 
 import msgspec
 
@@ -45,6 +45,7 @@ from broker import (
     TopicPartition,
     Unsupported,
 )
+from broker.checks import check_count, check_seconds, is_whole
 from broker_streams import keys
 from broker_streams.checkpoint import Checkpoint
 from broker_streams.checkpointer import Checkpointer
@@ -122,13 +123,9 @@ class Processor(Service):
             raise ConfigurationError(
                 f"guarantee is {guarantee!r}", advice='It takes "exactly_once", "at_least_once" or None'
             )
-        if not checkpoint_interval > 0:
-            raise ConfigurationError(
-                f"checkpoint_interval is {checkpoint_interval!r}", advice="It takes seconds above 0"
-            )
-        if checkpoint_messages < 1:
-            raise ConfigurationError(f"checkpoint_messages is {checkpoint_messages!r}", advice="It takes 1 or more")
-        if isinstance(standby, str) and standby != "all":
+        check_seconds("checkpoint_interval", checkpoint_interval)
+        check_count("checkpoint_messages", checkpoint_messages)
+        if not (standby in ("all", None) or (_is_collection(standby) and all(map(is_whole, standby)))):
             raise ConfigurationError(f"standby is {standby!r}", advice='It takes "all", or numbers of partitions')
         # What `broker.run` asks of a service: its bus, and to stop.
         self.consumer = cast("Any", self)
@@ -201,6 +198,7 @@ class Processor(Service):
             check_capabilities(self.bus.capabilities, consumed)
             commits = choose_commits(self.bus, self.group, self._guarantee, self._open_directory())
             self._partitions = await self._policy.prepare(self.bus, self.group)
+            self._check_standby()
         except BaseException:
             self._close_directory()
             self._change(ProcessorState.STOPPED)
@@ -523,6 +521,15 @@ class Processor(Service):
 
     def _stands_by(self, partition: int) -> bool:
         return self._standby_of == "all" or partition in self._standby_of
+
+    def _check_standby(self) -> None:
+        """:raises ConfigurationError: the group has no such partitions."""
+        if self._standby_of != "all" and not set(self._standby_of) <= set(range(self._partitions)):
+            raise ConfigurationError(
+                f"standby is {sorted(self._standby_of)}, and group {self.group.name!r} has "
+                f"{counted(self._partitions, 'partition')}",
+                advice=f"It takes numbers from 0 to {self._partitions - 1}",
+            )
 
     def _on_standby(self) -> tuple[int, ...]:
         """The partitions that are on standby."""
@@ -1037,6 +1044,10 @@ class Processor(Service):
     def _pulse(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _is_collection(value: object) -> TypeGuard[Collection[object]]:
+    return isinstance(value, Collection) and not isinstance(value, str)
 
 
 def _by_number(partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:

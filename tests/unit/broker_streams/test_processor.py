@@ -166,11 +166,21 @@ def test_options_are_checked() -> None:
     for options in (
         {"guarantee": "twice"},
         {"checkpoint_interval": 0},
+        {"checkpoint_interval": float("nan")},
+        {"checkpoint_interval": "1s"},
         {"checkpoint_messages": 0},
+        {"checkpoint_messages": 0.5},
         {"standby": "some"},
+        {"standby": 1},
+        {"standby": ["1"]},
     ):
         with pytest.raises(ConfigurationError, match=next(iter(options))):
             processing(None, **options)  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_standby_of_partitions_that_are_not_there_is_refused(bus: Bus) -> None:
+    with pytest.raises(ConfigurationError, match=r"standby is \[0, 4\], and group 'counts' has 4 partitions"):
+        await processing(bus, standby={4, 0}).run()
 
 
 async def test_topics_that_do_not_fit_are_refused(bus: Bus) -> None:
@@ -744,6 +754,16 @@ async def test_a_recovering_partition_can_be_revoked(server: Broker, bus: Bus, m
     """The second member takes partitions while the first still waits for its tables."""
     await bus.admin.ensure_topic("users", partitions=PARTITIONS, compacted=True)
     group = counting(count, Join("users", Json(int)))
+    gate, waiting = asyncio.Event(), set[int]()
+    recover = PartitionTables.recover
+
+    async def slowly(tables: PartitionTables, *arguments: Any) -> bool:
+        if vars(tables.own)["_bus"] is bus:
+            waiting.add(tables.partition)
+            await gate.wait()
+        return await recover(tables, *arguments)
+
+    monkeypatch.setattr(PartitionTables, "recover", slowly)
     async with viewing(bus) as view, connect(InmemSettings(broker=server)) as other:
         await publish(bus, ones(100))
         async with processing(bus, group) as first:
@@ -761,16 +781,6 @@ async def test_a_recovering_partition_can_be_revoked(server: Broker, bus: Bus, m
 async def test_p10_a_callback_that_hangs_stops_neither_a_rebalance_nor_the_end(server: Broker, bus: Bus) -> None:
     """What it was at is undone, and handled by the next owner; what was handled before is kept."""
     hanging = asyncio.Event()
-    gate, waiting = asyncio.Event(), set[int]()
-    recover = PartitionTables.recover
-
-    async def slowly(tables: PartitionTables, *arguments: Any) -> bool:
-        if vars(tables.own)["_bus"] is bus:
-            waiting.add(tables.partition)
-            await gate.wait()
-        return await recover(tables, *arguments)
-
-    monkeypatch.setattr(PartitionTables, "recover", slowly)
 
     async def hang(ctx: Context, value: int) -> None:
         if value == 100:
