@@ -44,7 +44,14 @@ from broker_streams.graph import (
 from broker_streams.partition import PartitionState
 from broker_streams.processor import Processor, VisitAborted
 from broker_streams.recovery import CopyState
-from broker_streams.stats import InputStats, PartitionStats, ProcessorState, ProcessorStats, TableStats
+from broker_streams.stats import (
+    InputStats,
+    PartitionStats,
+    ProcessorState,
+    ProcessorStats,
+    RecoveryStats,
+    TableStats,
+)
 from broker_streams.stores.lmdb import Lmdb
 from broker_streams.stores.memory import Memory
 from broker_streams.stores.rocksdb import RocksDb
@@ -86,6 +93,7 @@ __all__ = [
     "ProcessorState",
     "ProcessorStats",
     "Published",
+    "RecoveryStats",
     "Retrying",
     "RocksDb",
     "Session",

@@ -994,6 +994,11 @@ class Processor(Service):
             guarantee="" if commits is None else commits.guarantee,
             how="" if commits is None else commits.how,
             partitions={number: self._partition_stats(runner) for number, runner in self._runners.items()},
+            recovering={
+                number: found
+                for number, tables in self._tables.items()
+                if number in self._states and (found := tables.own.recovery()) is not None
+            },
             lookups={table: _table_stats(copy) for table, (copy, _) in self._lookups.items()},
             standby=self._on_standby(),
             checkpoint_seconds=None if checkpoints is None else checkpoints.seconds,
@@ -1012,6 +1017,7 @@ class Processor(Service):
             counts=dict(runner.counts),
             backlog=runner.backlog,
             checkpoints=runner.checkpoints,
+            published=runner.published,
             rows=runner.rows,
             store_bytes=runner.store.size(),
             stream_time=runner.engine.stream_time,

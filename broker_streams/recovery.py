@@ -16,6 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol
@@ -38,7 +39,7 @@ from broker_streams.redo import stored_redo
 from broker_streams.stores.store import Store
 from broker_streams.wording import counted
 
-__all__ = ["CHECKPOINT", "TIME", "CopyState", "Enough", "TableCopy", "position_name", "stamp"]
+__all__ = ["CHECKPOINT", "TIME", "CopyState", "Enough", "RecoveryStats", "TableCopy", "position_name", "stamp"]
 
 logger: Final = logging.getLogger("broker_streams")
 
@@ -76,6 +77,22 @@ class CopyState(StrEnum):
     """It is up to date, and follows."""
     CONNECTING = "connecting"
     """The broker does not answer; the store keeps what it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryStats:
+    """How far a recovery is.
+
+    :ivar rows: rows that were read.
+    :ivar rate: rows per second.
+    :ivar left: offsets to read before the end that the table had when the recovery began.
+    :ivar seconds_left: how long that takes at this rate; None if it cannot be told yet.
+    """
+
+    rows: int
+    rate: float
+    left: int
+    seconds_left: float | None
 
 
 def position_name(partition: int) -> str:
@@ -137,6 +154,12 @@ class TableCopy:
         """Whether the last write was durable."""
         self._log: _Followed | None = None
         self._known_at: float | None = None
+        self._began = 0.0, 0
+        """When the recovery began, and how many rows had been read before."""
+        self._begins: Mapping[int, int] = {}
+        """By partition the position from which on it reads."""
+        self._ends: Mapping[int, int] = {}
+        """And the end that the log had then."""
         self.state = CopyState.IDLE
         self.positions: dict[int, int] = {}
         """The next offset to read of each partition."""
@@ -262,7 +285,8 @@ class TableCopy:
 
         :returns: the time, and the rows that were read before.
         """
-        began = time.monotonic(), self.rows
+        began = self._began = time.monotonic(), self.rows
+        self._begins = self._ends = {}
         self._change(CopyState.RECOVERING)
         identity = await self._bus.admin.topic_identity(self.topic)
         bounds = await self._bounds()
@@ -334,18 +358,18 @@ class TableCopy:
     @property
     def _left(self) -> int:
         """How many offsets there are up to the ends that the log had at the start."""
-        return sum(max(0, end - self.positions[number]) for number, end in self._ends.items())
+        # Without positions, it is about to start over.
+        return sum(max(0, end - self.positions.get(number, 0)) for number, end in self._ends.items())
 
     async def _catch_up(self, log: _Followed, rest: int = -1) -> None:
         """Read until the end that the log had at the start, or until no more than `rest` offsets are left."""
         self._log = log
-        began = told = time.monotonic()
-        before = self.rows
+        told = time.monotonic()
         while log.behind and self._left > rest:
             await self._apply(await log.next_batch(_MAX_ROWS, timeout=_LOOK_SECONDS), bulk=True)
             if (now := time.monotonic()) - told >= _TELL_SECONDS:
                 told = now
-                self._tell(self.rows - before, now - began)
+                self._tell()
 
     async def _read_rest(self) -> None:
         """Read what is left as ranges: a followed log takes a client of its own, and on Kafka half a second to tell
@@ -442,13 +466,27 @@ class TableCopy:
 
     # -- telling -------------------------------------------------------------------------------------------
 
-    def _tell(self, rows: int, seconds: float) -> None:
-        span = sum(end - self._begins[number] for number, end in self._ends.items())
-        done = sum(self.positions.get(number, 0) - begin for number, begin in self._begins.items())
-        left = f"{seconds * (span - done) / done:.0f} s left" if 0 < done <= span else "time left unknown"
+    def recovery(self) -> RecoveryStats | None:
+        """How far the recovery is; None if it is not under way."""
+        if self.state is not CopyState.RECOVERING:
+            return None
+        at, before = self._began
+        rows, seconds, left = self.rows - before, time.monotonic() - at, self._left
+        done = sum(max(0, end - self._begins[number]) for number, end in self._ends.items()) - left
+        return RecoveryStats(
+            rows=rows,
+            rate=rows / seconds if seconds else 0.0,
+            left=left,
+            seconds_left=seconds * left / done if done > 0 else None,
+        )
+
+    def _tell(self) -> None:
+        found = self.recovery()
+        assert found is not None
+        left = "time left unknown" if found.seconds_left is None else f"{found.seconds_left:.0f} s left"
         logger.info(
             "Recovering %s of table %s: %s, %.0f rows/s, about %s",
-            *(self._named(), self.topic, counted(rows, "row"), rows / seconds, left),
+            *(self._named(), self.topic, counted(found.rows, "row"), found.rate, left),
         )
 
     def _named(self) -> str:

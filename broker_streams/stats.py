@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from broker_streams.partition import PartitionState
+from broker_streams.recovery import RecoveryStats
 
-__all__ = ["InputStats", "PartitionStats", "ProcessorState", "ProcessorStats", "TableStats"]
+__all__ = ["InputStats", "PartitionStats", "ProcessorState", "ProcessorStats", "RecoveryStats", "TableStats"]
 
 
 class ProcessorState(StrEnum):
@@ -60,6 +61,7 @@ class PartitionStats:
     :ivar counts: how many messages were skipped, late, dead-lettered and so on.
     :ivar backlog: messages that wait for the partition.
     :ivar checkpoints: the number of checkpoints that were written.
+    :ivar published: outputs, messages of the loop and dead letters that were published with them.
     :ivar rows: rows that were written with them.
     :ivar store_bytes: the size of the store.
     :ivar stream_time: event time, in milliseconds since 1970.
@@ -70,6 +72,7 @@ class PartitionStats:
     counts: Mapping[str, int]
     backlog: int
     checkpoints: int
+    published: int
     rows: int
     store_bytes: int
     stream_time: int
@@ -82,7 +85,8 @@ class ProcessorStats:
     """A member of a group.
 
     :ivar guarantee: what holds here, and `how` it is had.
-    :ivar partitions: by number.
+    :ivar partitions: by number, once they handle messages.
+    :ivar recovering: the tables of partitions that are recovered, by number.
     :ivar standby: the partitions that are kept up to date for other members.
     :ivar checkpoint_seconds: how long the last checkpoint took; None before the first.
     :ivar failed_checkpoints: how many were undone and done again.
@@ -92,6 +96,7 @@ class ProcessorStats:
     guarantee: str
     how: str
     partitions: Mapping[int, PartitionStats]
+    recovering: Mapping[int, RecoveryStats]
     lookups: Mapping[str, TableStats]
     standby: tuple[int, ...]
     checkpoint_seconds: float | None

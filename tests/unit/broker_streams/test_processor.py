@@ -363,6 +363,8 @@ async def test_figures(bus: Bus) -> None:
         stats = processor.stats()
         assert stats.checkpoint_seconds is not None
         assert sum(each.rows for each in stats.partitions.values()) >= 10
+        assert sum(each.published for each in stats.partitions.values()) == 20
+        assert stats.recovering == {}
         assert all(each.state is PartitionState.RUNNING for each in stats.partitions.values())
         assert stats.failed_checkpoints == 0
 
@@ -758,7 +760,9 @@ async def test_a_recovering_partition_can_be_revoked(server: Broker, bus: Bus, m
     recover = PartitionTables.recover
 
     async def slowly(tables: PartitionTables, *arguments: Any) -> bool:
-        if vars(tables.own)["_bus"] is bus:
+        own: Any = tables.own
+        if own._bus is bus:
+            await own._begin()
             waiting.add(tables.partition)
             await gate.wait()
         return await recover(tables, *arguments)
@@ -768,6 +772,9 @@ async def test_a_recovering_partition_can_be_revoked(server: Broker, bus: Bus, m
         await publish(bus, ones(100))
         async with processing(bus, group) as first:
             await until(lambda: len(waiting) == PARTITIONS)
+            assert {
+                number: (each.rows, each.left) for number, each in first.stats().recovering.items()
+            } == dict.fromkeys(range(PARTITIONS), (0, 0))
             async with processing(other, group) as second:
                 await second.ready()
                 assert len(first.partitions) == len(second.partitions) == PARTITIONS // 2

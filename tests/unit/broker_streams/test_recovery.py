@@ -14,7 +14,7 @@ from broker import CHECKPOINT_KEY, Bus, ConnectionFailed, OutboundMessage, Stora
 from broker_inmem import Broker, InmemSettings
 from broker_streams import keys, recovery
 from broker_streams.agenda import EVENT, Agenda
-from broker_streams.recovery import CHECKPOINT, CopyState, TableCopy, position_name
+from broker_streams.recovery import CHECKPOINT, CopyState, RecoveryStats, TableCopy, position_name
 from broker_streams.stores.memory import Memory
 from broker_streams.stores.store import Store
 
@@ -259,6 +259,24 @@ async def test_progress_is_logged(
     assert len(lines) > 5
     assert all("rows/s, about" in line for line in lines)
     assert rows_of(store).keys() == {b"%d" % n for n in range(100)}
+
+
+async def test_a_recovery_tells_how_far_it_is(bus: Bus, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_MAX_ROWS", 10)
+    await write(bus, *((b"%d" % n, b"1") for n in range(100)))
+    seen: list[RecoveryStats | None] = []
+    copy = TableCopy(bus, TABLE, store, [0], own=True, before_write=lambda rows: seen.append(copy.recovery()))
+    assert copy.recovery() is None
+    await copy.recover()
+    told = [each for each in seen if each is not None]
+    assert len(told) == len(seen) > 5
+    lefts = [each.left for each in told]
+    assert lefts == sorted(lefts, reverse=True)
+    assert lefts[0] > lefts[-1] >= 0
+    assert told[-1].rate > 0
+    assert told[-1].seconds_left is not None
+    assert told[-1].rows > 50
+    assert copy.recovery() is None
 
 
 async def test_the_end_of_a_recovery_is_logged(bus: Bus, store: Store, caplog: pytest.LogCaptureFixture) -> None:
