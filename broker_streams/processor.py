@@ -27,7 +27,7 @@ from datetime import datetime
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeGuard, cast
+from typing import Any, Final, Literal, Self, cast
 
 import msgspec
 
@@ -125,7 +125,7 @@ class Processor(Service):
             )
         check_seconds("checkpoint_interval", checkpoint_interval)
         check_count("checkpoint_messages", checkpoint_messages)
-        if not (standby in ("all", None) or (_is_collection(standby) and all(map(is_whole, standby)))):
+        if not _is_standby(standby):
             raise ConfigurationError(f"standby is {standby!r}", advice='It takes "all", or numbers of partitions')
         # What `broker.run` asks of a service: its bus, and to stop.
         self.consumer = cast("Any", self)
@@ -1052,8 +1052,10 @@ class Processor(Service):
         self._changed = asyncio.Event()
 
 
-def _is_collection(value: object) -> TypeGuard[Collection[object]]:
-    return isinstance(value, Collection) and not isinstance(value, str)
+def _is_standby(value: object) -> bool:
+    if value is None or isinstance(value, str):
+        return value in (None, "all")
+    return isinstance(value, Collection) and all(map(is_whole, cast("Collection[object]", value)))
 
 
 def _by_number(partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
