@@ -33,6 +33,7 @@ from broker.cli.output import counter, escaped, json_line, json_text, print_line
 from broker.cli.rendering import bytes_field, printable
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.streams import Source
+from broker.hooks import Connected, Disconnected, Event
 from broker.metrics import Metrics
 from broker_streams import keys
 from broker_streams.commits import Guarantee
@@ -274,12 +275,20 @@ async def _probes(
     if address is None:
         yield
         return
+    away = False
+
+    def note(event: Event) -> None:
+        nonlocal away
+        if isinstance(event, Connected | Disconnected):
+            away = isinstance(event, Disconnected)
+
+    forget = session.bus.hooks.listen(note)
     joined = asyncio.ensure_future(_wait_until_ready(processor))
     metrics = Metrics(session.bus)
     pages: dict[str, Page] = {
         # The answer says that the event loop is not blocked. A restart helps against nothing else.
         "/live": probe(lambda: ""),
-        "/ready": probe(lambda: _not_ready(processor, joined.done())),
+        "/ready": probe(lambda: _not_ready(processor, joined=joined.done(), away=away)),
         "/metrics": lambda: (200, metrics.text()),
     }
     try:
@@ -289,6 +298,7 @@ async def _probes(
     finally:
         metrics.close()
         joined.cancel()
+        forget()
 
 
 async def _wait_until_ready(processor: Processor) -> None:
@@ -300,14 +310,15 @@ async def _wait_until_ready(processor: Processor) -> None:
         await processor.ready()
 
 
-def _not_ready(processor: Processor, joined: bool) -> str:
+def _not_ready(processor: Processor, *, joined: bool, away: bool) -> str:
     """Why a processor is not ready; empty if it is. Asks nobody.
 
     :param joined: whether the member has got its partitions, or is a spare.
+    :param away: whether the connection is broken.
     """
     if processor.state is not ProcessorState.RUNNING:
         return f"the processor is {processor.state}"
-    if not processor.healthy:
+    if away or not processor.healthy:
         return "the broker does not answer"
     states = processor.partitions
     if waiting := [number for number, state in sorted(states.items()) if state is not PartitionState.RUNNING]:

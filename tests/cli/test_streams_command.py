@@ -19,6 +19,8 @@ import pytest
 import broker.blocking
 import broker_streams
 from broker import Json, OutboundMessage, connect
+from broker.cli.session import Options, Session
+from broker_inmem.server import Broker
 from broker_streams import Group, Input, Memory, View, operations
 from broker_streams import command as streams_command
 from broker_streams.blocking import Processor
@@ -348,20 +350,34 @@ def test_processes_listen_at_the_ports_that_follow() -> None:
     assert streams_command._address_of("127.0.0.2:65535", 0, 1) == ("127.0.0.2", 65535)
 
 
-async def test_a_processor_is_ready_while_all_its_partitions_run(name: str) -> None:
-    async with connect(f"inmem://{name}") as bus:
+async def test_a_processor_is_ready_while_it_and_its_broker_are_well(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Broker(name=name)
+    async with connect(server.url) as bus:
         for topic in (f"{name}-in", f"{name}-totals"):
             await bus.admin.ensure_topic(topic, partitions=PARTITIONS)
         processor = broker_streams.Processor(bus, counting(), store=Memory())
-        assert streams_command._not_ready(processor, False) == "the processor is idle"
-        async with asyncio.timeout(SECONDS), processor:
-            await processor.ready()
-            assert streams_command._not_ready(processor, False) == "the group has not given it partitions yet"
-            assert streams_command._not_ready(processor, True) == ""
-            processor._states[1] = PartitionState.RECOVERING
-            assert streams_command._not_ready(processor, True) == "partition 1 is recovering"
-            processor._states[1] = PartitionState.RUNNING
-        assert streams_command._not_ready(processor, True) == "the processor is stopped"
+        probes = streams_command._probes(Session(Options(), _bus=bus), processor, ("127.0.0.1", 0), 0)
+        async with asyncio.timeout(SECONDS), probes:
+            url = capsys.readouterr().err.split()[-1]
+
+            async def told(wanted: tuple[int, str]) -> None:
+                while await asyncio.to_thread(ask, url, "/ready") != wanted:
+                    await asyncio.sleep(0.01)
+
+            await told((503, "the processor is idle\n"))
+            async with processor:
+                await told((200, "ok\n"))
+                server.faults.stop()
+                await told((503, "the broker does not answer\n"))
+                assert await asyncio.to_thread(ask, url, "/live") == (200, "ok\n")
+                server.faults.start()
+                await told((200, "ok\n"))
+                processor._states[1] = PartitionState.RECOVERING
+                await told((503, "partition 1 is recovering\n"))
+                processor._states[1] = PartitionState.RUNNING
+            await told((503, "the processor is stopped\n"))
 
 
 @pytest.mark.parametrize(
