@@ -28,12 +28,11 @@ import typer
 from broker import BrokerError, Bytes, TopicNotFound, Unsupported
 from broker.cli.arguments import KnownTopic, Yes, parse_duration
 from broker.cli.errors import Exit, Failure
-from broker.cli.health import Page, ProbeServer, parse_address, probe
+from broker.cli.health import Page, ProbeServer, connection_trouble, parse_address, probe
 from broker.cli.output import counter, escaped, json_line, json_text, print_lines, show_table
 from broker.cli.rendering import bytes_field, printable
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.streams import Source
-from broker.hooks import Connected, Disconnected, Event
 from broker.metrics import Metrics
 from broker_streams import keys
 from broker_streams.commits import Guarantee
@@ -275,30 +274,22 @@ async def _probes(
     if address is None:
         yield
         return
-    away = False
-
-    def note(event: Event) -> None:
-        nonlocal away
-        if isinstance(event, Connected | Disconnected):
-            away = isinstance(event, Disconnected)
-
-    forget = session.bus.hooks.listen(note)
-    joined = asyncio.ensure_future(_wait_until_ready(processor))
-    metrics = Metrics(session.bus)
-    pages: dict[str, Page] = {
-        # The answer says that the event loop is not blocked. A restart helps against nothing else.
-        "/live": probe(lambda: ""),
-        "/ready": probe(lambda: _not_ready(processor, joined=joined.done(), away=away)),
-        "/metrics": lambda: (200, metrics.text()),
-    }
-    try:
-        async with ProbeServer(*address, pages) as server:
-            _tell(session, member, f"Probes and metrics are at {server.url}")
-            yield
-    finally:
-        metrics.close()
-        joined.cancel()
-        forget()
+    with connection_trouble(session.bus.hooks) as connection:
+        joined = asyncio.ensure_future(_wait_until_ready(processor))
+        metrics = Metrics(session.bus)
+        pages: dict[str, Page] = {
+            # The answer says that the event loop is not blocked. A restart helps against nothing else.
+            "/live": probe(lambda: ""),
+            "/ready": probe(lambda: _not_ready(processor, joined=joined.done(), connection=connection())),
+            "/metrics": lambda: (200, metrics.text()),
+        }
+        try:
+            async with ProbeServer(*address, pages) as server:
+                _tell(session, member, f"Probes and metrics are at {server.url}")
+                yield
+        finally:
+            metrics.close()
+            joined.cancel()
 
 
 async def _wait_until_ready(processor: Processor) -> None:
@@ -310,16 +301,18 @@ async def _wait_until_ready(processor: Processor) -> None:
         await processor.ready()
 
 
-def _not_ready(processor: Processor, *, joined: bool, away: bool) -> str:
+def _not_ready(processor: Processor, *, joined: bool, connection: str) -> str:
     """Why a processor is not ready; empty if it is. Asks nobody.
 
     :param joined: whether the member has got its partitions, or is a spare.
-    :param away: whether the connection is broken.
+    :param connection: what is wrong with the connection.
     """
     if processor.state is not ProcessorState.RUNNING:
         return f"the processor is {processor.state}"
-    if away or not processor.healthy:
-        return "the broker does not answer"
+    if connection:
+        return connection
+    if not processor.healthy:
+        return "the last fetch failed"
     states = processor.partitions
     if waiting := [number for number, state in sorted(states.items()) if state is not PartitionState.RUNNING]:
         return ", ".join(f"partition {number} is {states[number]}" for number in waiting)

@@ -6,14 +6,16 @@ A probe is 200, or 503 with the reason. Slow and large requests, and those above
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Final, Self
 
 from broker.cli.errors import Exit, Failure
 from broker.cli.output import escaped
 from broker.exposition import CONTENT_TYPE
+from broker.hooks import Connected, Disconnected, Event, Hooks
 
-__all__ = ["Page", "ProbeServer", "parse_address", "probe"]
+__all__ = ["Page", "ProbeServer", "connection_trouble", "parse_address", "probe"]
 
 _PATIENCE: Final = 5.0
 _LONGEST: Final = 8_192
@@ -49,6 +51,25 @@ def probe(trouble: Callable[[], str]) -> Page:
         return (503, escaped(reason) + "\n") if reason else (200, "ok\n")
 
     return answer
+
+
+@contextmanager
+def connection_trouble(hooks: Hooks) -> Generator[Callable[[], str]]:
+    """Yield a function that says whether the connection is broken, by its events: it asks nobody. Empty if it is up."""
+    trouble = ""
+
+    def note(event: Event) -> None:
+        nonlocal trouble
+        if isinstance(event, Disconnected):
+            trouble = "the connection to the broker is broken"
+        elif isinstance(event, Connected):
+            trouble = ""
+
+    forget = hooks.listen(note)
+    try:
+        yield lambda: trouble
+    finally:
+        forget()
 
 
 class ProbeServer:

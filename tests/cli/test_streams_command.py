@@ -370,7 +370,7 @@ async def test_a_processor_is_ready_while_it_and_its_broker_are_well(
             async with processor:
                 await told((200, "ok\n"))
                 server.faults.stop()
-                await told((503, "the broker does not answer\n"))
+                await told((503, "the connection to the broker is broken\n"))
                 assert await asyncio.to_thread(ask, url, "/live") == (200, "ok\n")
                 server.faults.start()
                 await told((200, "ok\n"))
