@@ -84,10 +84,10 @@ class GroupConsumer(Generic[T]):
     :param store: where positions live; None is Kafka. The caller closes the store.
     :param isolation: whether records of open and aborted transactions are seen.
     :param on_assigned: called with a `Rebalance` before the first record of new partitions is handed over.
-    :param on_revoked: called before partitions are released; its return says that everything is flushed.
+    :param on_revoking: called before partitions are released; its return says that everything is flushed.
     :param on_lost: called when partitions went to another member before they could be released.
-    :param flush_timeout: the seconds that `on_revoked`, and work in flight, may delay a release; None is 10, or half of
-        `max_poll_interval_ms` if that is less.
+    :param flush_timeout: the seconds that `on_revoking`, and work in flight, may delay a release; None is 10, or half
+        of `max_poll_interval_ms` if that is less.
     :param commit_interval: seconds after which marks are committed; None is never by time.
     :param commit_every: offsets after which marks are committed; None is never by number. A release always commits.
     :param max_buffered: the most records that wait here to be handed over.
@@ -111,7 +111,7 @@ class GroupConsumer(Generic[T]):
         store: OffsetStore | None = None,
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_assigned: OnRebalance | None = None,
-        on_revoked: OnRebalance | None = None,
+        on_revoking: OnRebalance | None = None,
         on_lost: OnRebalance | None = None,
         flush_timeout: float | None = None,
         commit_interval: float | None = 1.0,
@@ -142,7 +142,7 @@ class GroupConsumer(Generic[T]):
             store=store,
             isolation=isolation,
             on_assigned=on_assigned,
-            on_revoked=on_revoked,
+            on_revoking=on_revoking,
             on_lost=on_lost,
             flush_timeout=flush_timeout,
             commit_interval=commit_interval,
@@ -194,8 +194,8 @@ class GroupConsumer(Generic[T]):
     async def close(self) -> None:
         """Release all partitions as in a rebalance, which commits the marks, and leave the group.
 
-        Work in flight and `on_revoked` get `close_timeout` seconds. Further calls wait for the same close; cancelling a
-        caller does not stop it. Within a rebalance callback, the call returns at once.
+        Work in flight and `on_revoking` get `close_timeout` seconds. Further calls wait for the same close; cancelling
+        a caller does not stop it. Within a rebalance callback, the call returns at once.
         """
         check_loop(self._loop)
         member, task = self._member, asyncio.current_task()

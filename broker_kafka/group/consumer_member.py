@@ -1,7 +1,7 @@
 """`ConsumerMember`: the member behind one open `GroupConsumer`, with its buffer, readers, streams and commits of marks.
 
 *Assignment.* `on_assigned` runs before the first record of a partition is handed over. *Release.* Nothing more is
-handed over; `on_revoked` runs and readers finish their work, both until the flush deadline; marks are committed; then
+handed over; `on_revoking` runs and readers finish their work, both until the flush deadline; marks are committed; then
 the partition is released. A release without work in flight costs no time. *Lost* partitions end at once, nothing is
 committed, and `on_lost` runs. *Failure.* What the client repairs by itself is an event; every other error ends the
 reading.
@@ -264,7 +264,7 @@ class ConsumerMember(Member[AssignedPartition]):
         revoked, current = tuple(sorted(each.partition for each in going)), tuple(self.assignment())
         if self._hooks.listening:
             self._hooks.emit(PartitionsRevoked(partitions=revoked, current=current))
-        call = self._call(self._options.on_revoked, Rebalance(revoked=revoked, current=current, deadline=deadline))
+        call = self._call(self._options.on_revoking, Rebalance(revoked=revoked, current=current, deadline=deadline))
         timeout = asyncio.timeout_at(deadline)
         self._flush_timeouts.add(timeout)
         try:

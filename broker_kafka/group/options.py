@@ -141,7 +141,7 @@ class GroupOptions:
     store: OffsetStore | None
     isolation: Literal["read_committed", "read_uncommitted"]
     on_assigned: OnRebalance | None
-    on_revoked: OnRebalance | None
+    on_revoking: OnRebalance | None
     on_lost: OnRebalance | None
     flush_timeout: float | None
     commit_interval: float | None
@@ -162,7 +162,7 @@ class GroupOptions:
             raise ConfigurationError(
                 f"isolation is {self.isolation!r}", advice='It takes "read_committed" or "read_uncommitted"'
             )
-        for name in ("on_assigned", "on_revoked", "on_lost"):
+        for name in ("on_assigned", "on_revoking", "on_lost"):
             callback = getattr(self, name)
             if callback is not None:
                 check_accepts(name, callback, "a Rebalance")

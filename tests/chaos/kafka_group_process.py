@@ -59,7 +59,7 @@ async def into_database(group: GroupConsumer, store: SqlOffsetStore, engine: Any
 
 
 async def main(url: str, topic: str, group: str, options: dict[str, Any], database: str, table: str) -> None:
-    events: dict[str, Any] = {"on_assigned": note, "on_revoked": note, "on_lost": note}
+    events: dict[str, Any] = {"on_assigned": note, "on_revoking": note, "on_lost": note}
     engine = create_engine(database) if database else None
     store = SqlOffsetStore(engine) if engine is not None else None
     async with connect(url) as bus, GroupConsumer(bus, topic, group=group, store=store, **events, **options) as member:

@@ -133,7 +133,7 @@ async def member(
     account.members += 1
     events = {
         "on_assigned": account.count,
-        "on_revoked": account.count,
+        "on_revoking": account.count,
         "on_lost": account.count,
     }
     async with GroupConsumer(bus, topics, group=group, commit_interval=0.2, **events, **options) as consumer:
@@ -254,7 +254,7 @@ async def test_a_group_continues_after_its_broker_was_killed(
     await fill(server, topic, 4, 500)
     events = {
         "on_assigned": account.count,
-        "on_revoked": account.count,
+        "on_revoking": account.count,
         "on_lost": account.count,
     }
     async with (

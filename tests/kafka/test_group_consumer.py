@@ -254,7 +254,7 @@ async def test_closing_during_a_rebalance_does_not_hang(
         await asyncio.sleep(60)
 
     options = options_of(protocol)
-    async with opened(kafka, topic, group, on_revoked=dwell, flush_timeout=90, close_timeout=0.5, **options) as first:
+    async with opened(kafka, topic, group, on_revoking=dwell, flush_timeout=90, close_timeout=0.5, **options) as first:
         await eventually(lambda: len(first.assignment()) == 4)
         async with opened(kafka, topic, group, **options) as second:
             await revoking.wait()
@@ -272,7 +272,7 @@ async def test_a_callback_may_close(kafka: KafkaServer, make_topic: MakeTopic, g
     async def close(event: Rebalance) -> None:
         await closers[0]()
 
-    async with opened(kafka, topic, group, on_revoked=close) as consumer:
+    async with opened(kafka, topic, group, on_revoking=close) as consumer:
         closers.append(consumer.close)
         await eventually(lambda: len(consumer.assignment()) == 4)
         async with opened(kafka, topic, group) as second:

@@ -31,7 +31,7 @@ class Log:
 
     @property
     def events(self) -> dict[str, Callable[[Rebalance], None]]:
-        return {"on_assigned": self, "on_revoked": self, "on_lost": self}
+        return {"on_assigned": self, "on_revoking": self, "on_lost": self}
 
 
 @every_protocol
@@ -71,7 +71,7 @@ async def test_rebalance_events_list_assigned_revoked_and_current_partitions(
 
 
 @every_protocol
-async def test_on_revoked_runs_before_the_release(
+async def test_on_revoking_runs_before_the_release(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
 ):
     topic = make_topic(partitions=2)
@@ -90,7 +90,7 @@ async def test_on_revoked_runs_before_the_release(
         order.append("assigned to the other")
 
     options: dict[str, Any] = {"commit_interval": None, **options_of(protocol)}
-    async with opened(kafka, topic, group, on_revoked=flush, **options) as first:
+    async with opened(kafka, topic, group, on_revoking=flush, **options) as first:
         consumers.append(first)
         await eventually(lambda: len(first.assignment()) == 2)
         async with opened(kafka, topic, group, on_assigned=assigned, **options) as second:
@@ -132,7 +132,7 @@ async def test_the_flush_deadline_cancels_callbacks(
             raise
 
     options = options_of(protocol)
-    async with opened(kafka, topic, group, on_revoked=never, flush_timeout=0.5, close_timeout=0.5, **options) as first:
+    async with opened(kafka, topic, group, on_revoking=never, flush_timeout=0.5, close_timeout=0.5, **options) as first:
         await eventually(lambda: len(first.assignment()) == 2)
         async with opened(kafka, topic, group, **options) as second:
             await eventually(second.assignment)
@@ -253,7 +253,7 @@ async def test_a_failing_callback_does_not_block_the_release(
     def fail(event: Rebalance) -> None:
         raise ZeroDivisionError
 
-    async with opened(kafka, topic, group, on_assigned=fail, on_revoked=fail) as first:
+    async with opened(kafka, topic, group, on_assigned=fail, on_revoking=fail) as first:
         await eventually(lambda: len(first.assignment()) == 2)
         async with opened(kafka, topic, group) as second:
             await eventually(second.assignment)

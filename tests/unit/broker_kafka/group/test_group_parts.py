@@ -275,7 +275,7 @@ def test_an_empty_pattern():
         ({"codec": broker.Text}, "codec is the class Text"),
         ({"codec": 5}, "codec is 5"),
         ({"isolation": "none"}, "isolation is 'none'"),
-        ({"on_revoked": 7}, "on_revoked is 7"),
+        ({"on_revoking": 7}, "on_revoking is 7"),
         ({"flush_timeout": 0}, "flush_timeout is 0"),
         ({"flush_timeout": float("nan")}, "flush_timeout is nan"),
         ({"flush_timeout": 151}, "Give half of that, 150, or less"),
