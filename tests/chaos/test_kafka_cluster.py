@@ -36,13 +36,21 @@ def cluster() -> Iterator[KafkaCluster]:
         yield cluster
 
 
+async def read_followed(bus: Bus, account: Account, group: str, name: str) -> None:
+    """A follower of the log, which is in no group."""
+    async with bus.log.follow(account.topic) as log:
+        async for batch in log.batches(200):
+            for record in batch:
+                account.book(name, record)
+
+
 @pytest.mark.deep
 async def test_leaders_fail_one_after_the_other(cluster: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
     topic = cluster.admin.make_topic(partitions=PARTITIONS)
     account = Account(topic, PARTITIONS)
     stopped = asyncio.Event()
     async with broker.connect(f"{cluster.url}?{OPTIONS}") as bus:
-        readers = {"records": read_records, "messages": read_messages}
+        readers = {"records": read_records, "messages": read_messages, "followed": read_followed}
         reading = [asyncio.create_task(read(bus, account, f"{topic}-{name}", name)) for name, read in readers.items()]
         publishing = asyncio.create_task(account.publish_until(bus, stopped, 10, 0.1, writers=3))
         # Opening is different: it raises while the leader is away.
@@ -68,6 +76,7 @@ async def test_leaders_fail_one_after_the_other(cluster: KafkaCluster, capsys: p
             await still(task)
     for name in readers:
         account.check(name, written)
+    assert len(account.read["followed"]) == len(written), "a follower repeats nothing"
     # Other brokers lead, so no publish had to fail.
     assert not account.failed
     assert written.keys() == account.receipts.keys()
