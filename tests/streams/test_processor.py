@@ -296,6 +296,36 @@ async def test_p12_a_lost_connection_is_survived(server: StreamBroker, stream: S
     assert len(set(await stream.outputs())) == 100
 
 
+@on("jetstream", "kafka-cut", "pulsar-cut", deep=("jetstream",))
+async def test_a_broker_that_is_away_for_a_minute(server: StreamBroker, stream: Stream) -> None:
+    lone = await server.connect_alone()
+    async with stream.viewing() as view, stream.processing(bus=lone) as processor:
+        await processor.ready()
+        await stream.publish(ones(50))
+        await until(lambda: total(view) == 50)
+        server.cut(lone)
+        await stream.publish(ones(50))
+        await asyncio.sleep(60)
+        assert processor.state is ProcessorState.RUNNING
+        server.heal(lone)
+        await until(lambda: total(view) >= 100)
+        assert total(view) == 100 or not exact(processor)
+    assert len(set(await stream.outputs())) == 100
+
+
+@on("kafka")  # the others refuse such a key, by name
+async def test_a_key_of_a_hundred_kilobytes(stream: Stream) -> None:
+    key = "k" * 100_000
+    async with stream.viewing() as view, stream.processing() as processor:
+        await stream.publish([(key, 1), (key, 2)])
+        await until(lambda: view.get(key) == 3)
+        assert await processor.get(key) == 3
+    async with stream.processing() as processor:
+        await processor.ready()
+        assert await processor.get(key) == 3
+    assert len(set(await stream.outputs())) == 2
+
+
 async def test_p13_states_and_the_error_of_the_end(stream: Stream) -> None:
     def fail(ctx: Context, value: int) -> None:
         raise ValueError("always")
