@@ -1,8 +1,8 @@
 """The brokers on which the promises of stream processing are tested.
 
-`memory`, `jetstream` and `kafka` run in `make test`, but for the tests that are deep there; `pulsar` is deep. The
-variants of `memory` write checkpoints in other ways. Tests that cut a connection take the brokers of `CUT`: there a
-client that is cut off alone goes through a proxy.
+`memory` and `jetstream` run in `make test`, but for the tests that are deep there; `kafka` and `pulsar` are deep, and
+`tests/kafka/test_streams.py` has what is most of all Kafka's. The variants of `memory` write checkpoints in other ways.
+Tests that cut a connection take the brokers of `CUT`: there a client that is cut off alone goes through a proxy.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ CUT: Final = ("memory", "jetstream", "kafka-cut", "pulsar-cut")
 # A member that is gone is replaced soon, and a busy machine does not end the session of one that lives.
 _KAFKA: Final = "session_timeout_ms=6000&heartbeat_interval_ms=300"
 _MARKS: Final[Mapping[str, list[pytest.MarkDecorator]]] = {
+    "kafka": [pytest.mark.deep],
     "pulsar": [pytest.mark.deep, pytest.mark.xdist_group("pulsar")],
     "kafka-cut": [pytest.mark.deep, pytest.mark.xdist_group("kafka-streams")],
     "pulsar-cut": [pytest.mark.deep, pytest.mark.xdist_group("pulsar-streams")],

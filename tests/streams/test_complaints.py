@@ -14,7 +14,7 @@ from tests.streams.brokers import StreamBroker, on
 from tests.streams.support import PARTITIONS, Stream, ones, total, until
 
 
-@on("memory", "jetstream", "kafka", "pulsar", deep=("jetstream", "kafka"))
+@on("memory", "jetstream", "kafka", "pulsar", deep=("jetstream",))
 async def test_c1_many_partitions_are_released_together(server: StreamBroker, bus: Bus, tmp_path: Path) -> None:
     """Two members with stores on disk share 32 partitions under load; the one that gives away half of them stays."""
     stream = Stream(server, bus)
@@ -52,7 +52,7 @@ async def test_c5_a_restart_with_one_input_at_its_end_does_not_stall(stream: Str
         await stream.handle(group, lambda: view.get("a") == 3)
 
 
-@on("memory", "jetstream", "kafka", "pulsar", deep=("jetstream", "kafka"))
+@on("memory", "jetstream", "kafka", "pulsar", deep=("jetstream",))
 async def test_c13_a_long_backlog_does_not_hold_up_the_recovery(stream: Stream) -> None:
     """More messages wait than a partition holds in memory while its tables are recovered."""
     users = Join(await stream.topic("users", compacted=True), Json(int))

@@ -89,7 +89,6 @@ async def test_p3_a_failing_message_keeps_what_was_before_it(stream: Stream) -> 
     assert seen == [1, 2, 2]
 
 
-@on(*ALL, deep=("kafka",))
 async def test_p4_restarts_under_load_lose_nothing(stream: Stream) -> None:
     sent = 0
     over = asyncio.Event()
@@ -151,7 +150,6 @@ async def test_p5_members_share_the_partitions(server: StreamBroker, stream: Str
     assert len(set(await stream.outputs())) == 600
 
 
-@on(*ALL, deep=("kafka",))
 async def test_p6_members_come_and_go_under_load(server: StreamBroker, stream: Stream) -> None:
     sent = 0
     members: list[Processor] = []
