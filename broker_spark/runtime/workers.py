@@ -53,10 +53,11 @@ def freeze_loaded_objects() -> None:
 def end_quietly() -> None:
     """Print nothing more if Spark has ended the stream of this planner process; called by `stop` of a stream's reader.
 
-    At each stop of a query Spark closes the connection to the process. PySpark takes the end of its input for an error,
-    fails to report it on the closed connection, and prints two tracebacks of a `BrokenPipeError` before it exits.
+    At each stop of a query Spark closes the connection to the process. PySpark takes the end of its input, or of what
+    reads its answer, for an error, fails to report it on the closed connection, and prints two tracebacks of a
+    `BrokenPipeError` before it exits.
     """
-    if _forked_by_spark() and isinstance(sys.exception(), EOFError):
+    if _forked_by_spark() and isinstance(sys.exception(), (EOFError, ConnectionError)):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)
         os.close(nowhere)

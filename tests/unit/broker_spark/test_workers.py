@@ -78,6 +78,7 @@ def test_only_processes_of_spark_switch_threads_faster(monkeypatch: pytest.Monke
     ("spec", "error", "quiet"),
     [
         ("pyspark.daemon", EOFError, True),
+        ("pyspark.daemon", BrokenPipeError, True),
         # Spark reports any other error, and its traceback may help.
         ("pyspark.daemon", ValueError, False),
         ("program", EOFError, False),
