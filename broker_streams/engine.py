@@ -584,8 +584,16 @@ class PartitionEngine:
             self._turn.closed[edge.name] = max(end, self._turn.closed.get(edge.name, end))
         return True
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether `advance` would close windows, since no message has come for so long."""
+        if not self._idle_edges or self._changes.first_due(WINDOWS) is None:
+            return False
+        idle = self._now() - self._last_message
+        return any(idle >= seconds and edge.name not in self._idle_closed for edge, seconds in self._idle_edges)
+
     def awake(self) -> None:
-        """Messages have come and wait to be handled, so the partition is not idle."""
+        """Messages wait to be handled, so the partition is not idle."""
         self._last_message = self._now()
 
     def next_due(self) -> float | None:

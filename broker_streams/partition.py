@@ -350,6 +350,8 @@ class PartitionRunner:
             if self._ready or (self._alignment is not None and len(self._alignment)):
                 engine.awake()
             if (due := engine.next_due()) is not None and due <= time.time():
+                if engine.is_idle and await self._has_unread():
+                    engine.awake()
                 async with self._turn:
                     await engine.advance()
                 self._progress(0)
@@ -363,6 +365,18 @@ class PartitionRunner:
             self.backlog -= handled
             self._progress(handled)
             await asyncio.sleep(0)
+
+    async def _has_unread(self) -> bool:
+        """Whether there are messages that have not come yet, as after a rebalance or while the broker is away."""
+        positions = self.engine.positions
+        try:
+            for topic, bounds in (await self._log.bounds(self.topics)).items():
+                if await self._log.has_records(topic, positions.get(topic, bounds.first), bounds.next):
+                    return True
+        except BrokerError as error:
+            logger.debug("Looking for unread messages of partition %d failed: %s", self.partition, error)
+            return True
+        return bool(self._inbox)
 
     @property
     def room(self) -> int:

@@ -93,7 +93,8 @@ async def test_t2_a_store_that_is_newer_than_the_topic_is_emptied(
     monkeypatch.setattr(recovery, "_LAG_SECONDS", 0.0)
     await write(stream, (b"a", b"1"))
     await copied(stream, store)
-    store.write({keys.ROWS: {b"stale": b"x"}}, {position_name(0): b"100000"})
+    beyond = (await stream.bus.log.bounds(stream.table))[0].next + 100_000
+    store.write({keys.ROWS: {b"stale": b"x"}}, {position_name(0): b"%d" % beyond})
     await copied(stream, store)
     assert rows_of(store) == {b"a": b"1"}
     assert "newer than the topic" in caplog.text

@@ -34,8 +34,8 @@ from broker_inmem import Broker, InmemSettings
 from broker_streams import commits
 from broker_streams import processor as processors
 from broker_streams.checkpoint import Checkpoint
-from broker_streams.context import Context
-from broker_streams.graph import Edge, Group, Input, Join, Lookup, Loop, Output, Persist, Timer
+from broker_streams.context import Context, Window
+from broker_streams.graph import Edge, Group, Input, Join, Lookup, Loop, Output, Persist, Timer, Tumbling
 from broker_streams.partition import PartitionState, PartitionTables
 from broker_streams.processor import Processor
 from broker_streams.recovery import CopyState
@@ -893,6 +893,33 @@ async def test_get_waits_for_a_checkpoint_that_the_broker_has_and_the_member_doe
         assert not getting.done()
         answer.set()
         assert await getting == 5
+
+
+async def test_a_partition_with_unread_messages_is_not_idle(bus: Bus) -> None:
+    closed: list[int | None] = []
+
+    def on_close(_: Context, window: Window[int]) -> None:
+        closed.append(window.value)
+
+    hour = Tumbling("hour", Json(int), size=3600, on_close=on_close, close_after_idle=0.2)
+
+    def add(ctx: Context, value: int) -> None:
+        for window in ctx.windows(hour):
+            window.value = (window.value or 0) + value
+
+    time = datetime(2026, 1, 1, 10, 30, tzinfo=UTC)
+    clicks = [OutboundMessage(b"%d" % value, "a", publish_time=time) for value in (1, 2)]
+    async with processing(bus, Group("windows", Input("clicks", Json(int), add), hour)) as processor:
+        await processor.ready()
+        await bus.topic("clicks").publish_batch(clicks[:1])
+        await until(lambda: any(each.engine.positions for each in processor.runners))
+        processor.pause()
+        await bus.topic("clicks").publish_batch(clicks[1:])
+        await asyncio.sleep(0.5)
+        processor.resume()
+        await until(lambda: bool(closed))
+    assert closed == [3]
+    assert sum(each.counts["late"] for each in processor.runners) == 0
 
 
 # -- more of the graph -------------------------------------------------------------------------------------
