@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from broker.cli.arguments import KnownTopic, TopicName, Yes, parse_duration
 from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.driver.contract import TopicInfo
+from broker.errors import TopicNotFound
 
 __all__ = ["app"]
 
@@ -21,7 +23,11 @@ app = new_app("topics", "List, create, describe, delete and purge topics.")
 async def list_topics(session: Session, *, as_json: AsJson = False) -> None:
     """List all topics, with the number of partitions and messages."""
     admin = session.bus.admin
-    infos = [await admin.describe_topic(name) for name in sorted(await admin.topics())]
+    infos: list[TopicInfo] = []
+    for name in sorted(await admin.topics()):
+        # Others may delete it meanwhile.
+        with suppress(TopicNotFound):
+            infos.append(await admin.describe_topic(name))
     session.table(
         [_topic_json(info) for info in infos],
         ("TOPIC", "PARTITIONS", "MESSAGES", "BYTES"),

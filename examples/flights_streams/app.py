@@ -20,16 +20,19 @@ from examples.flights_streams.picture import draw
 from examples.flights_streams.shown import show
 from examples.flights_streams.story import Outcome, run_demo
 
-__all__ = ["main", "quick_url", "run"]
+__all__ = ["main", "run", "suited_url"]
 
 _PICTURE: Final = Path("build/flights-streams.png")
 _OWNER: Final = {"owner_timeout": "2"}
-# How soon a member that was killed is missed; 6 s is the shortest session of Kafka's default settings.
-_QUICK: Final = {
+# How soon a member that was killed is missed; 6 s is the shortest session of Kafka's default settings. Pulsar's default
+# batches have one key each, so that carriers would come out of the order of time.
+_SUITED: Final = {
     "embedded": _OWNER,
     "nats": _OWNER,
     "tls": _OWNER,
     "kafka": {"session_timeout_ms": "6000", "heartbeat_interval_ms": "500"},
+    "pulsar": {"batching": "default"},
+    "pulsar+ssl": {"batching": "default"},
 }
 
 
@@ -45,7 +48,7 @@ def run(url: str, count: int, picture: Path, board: Board) -> Outcome:
 
     :raises ConfigurationError: the demo cannot run on this broker.
     """
-    with shared_url(quick_url(url)) as shared, tempfile.TemporaryDirectory(prefix="anybroker-streams-") as directory:
+    with shared_url(suited_url(url)) as shared, tempfile.TemporaryDirectory(prefix="anybroker-streams-") as directory:
         _check(shared)
         board.say("Reading the flights")
         flights = read_flights(count)
@@ -57,10 +60,10 @@ def run(url: str, count: int, picture: Path, board: Board) -> Outcome:
     return outcome
 
 
-def quick_url(url: str) -> str:
-    """The same broker, with short sessions of members."""
+def suited_url(url: str) -> str:
+    """The same broker, with short sessions of members, and messages of a partition in the order of the calls."""
     parts = urlsplit(url)
-    parameters = {**_QUICK.get(parts.scheme, {}), **dict(parse_qsl(parts.query, keep_blank_values=True))}
+    parameters = {**_SUITED.get(parts.scheme, {}), **dict(parse_qsl(parts.query, keep_blank_values=True))}
     return parts._replace(query=urlencode(parameters)).geturl()
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from broker.admin import AdminFacade
+from tests.cli.conftest import InnerCli
+
 
 def test_a_topic_from_creation_to_deletion(cli):
     topic = cli.topic("--partitions", "2", "--retention", "7d")
@@ -103,3 +106,13 @@ def test_a_new_topic_needs_a_portable_name(memory):
     error = memory("topics", "create", "x", code=2).err
     assert "'x' is not portable. Use a letter" in error
     assert "native_name" not in error
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_left_out(memory: InnerCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = AdminFacade.topics
+
+    async def with_a_gone_one(admin: AdminFacade) -> list[str]:
+        return [*await topics(admin), "gone"]
+
+    monkeypatch.setattr(AdminFacade, "topics", with_a_gone_one)
+    assert "gone" not in memory("topics", "list", "--json").text
