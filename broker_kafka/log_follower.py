@@ -91,7 +91,11 @@ class KafkaLogFollower:
                         raise failure
                     logger.debug("Following %r: %s", self._topic, failure)
                 left = deadline - time.monotonic()
-                if self._interrupted or left <= 0:
+                if self._interrupted:
+                    return []
+                if left <= 0:
+                    if self._connection.down:
+                        raise self._connection.unreachable()
                     return []
                 if not self._batches and self._failure is None:
                     await self._waker.wait(left)
