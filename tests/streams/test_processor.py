@@ -33,7 +33,7 @@ def rows_of(processor: Processor, partition: int) -> tuple[int, ...]:
         return ()
     stores = [copy.store for copy in (tables.own, *tables.joins.values())]
     # Without the reserved ones.
-    return tuple(sum(keys.user_key(key) is not None for key, _ in each.items(keys.ROWS)) for each in stores)
+    return tuple(sum(not keys.is_reserved(key) for key, _ in each.items(keys.ROWS)) for each in stores)
 
 
 def exact(processor: Processor) -> bool:
