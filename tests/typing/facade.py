@@ -16,7 +16,7 @@ from broker import BlockingMessage, BlockingMessageBatch, blocking, protocols
 from broker.admin import AdminFacade
 from broker.blocking.topic import ReceiptFuture
 from broker.bus import Bus
-from broker.codecs import Bytes, Json, Text
+from broker.codecs import Avro, Bytes, Change, Debezium, Json, Text
 from broker.consuming.consumer import MessageConsumer
 from broker.driver.contract import TopicPartition
 from broker.envelopes import Envelope
@@ -85,6 +85,8 @@ def envelope_is_shared(message: Message[Order], record: Record[Order]) -> None:
 async def types_follow_the_codec(bus: Bus) -> None:
     assert_type(bus.topic("orders"), TopicFacade[bytes])
     assert_type(bus.topic("orders", codec=Json(Order)), TopicFacade[Order])
+    assert_type(bus.topic("orders", codec=Avro(Order, "{}")), TopicFacade[Order])
+    assert_type(bus.topic("orders", codec=Debezium(Order)), TopicFacade[Change[Order]])
     assert_type(bus.messages("orders", subscription="billing"), MessageConsumer[bytes])
     waiting = broker.RetryTopics((5, 60.0))
     assert_type(bus.messages("orders", subscription="billing", retry_topics=waiting), MessageConsumer[bytes])

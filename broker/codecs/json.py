@@ -1,13 +1,4 @@
-"""Codecs turn payloads into bytes and back.
-
-A codec is stateless: topics, consumers and threads may share one. `decode` raises `DecodeError` for bytes that it
-cannot decode; consumers dead-letter such a message. `encode` raises `InvalidMessage` for a payload that it cannot
-encode.
-
-A tombstone (`data is None`) has no payload. If `T` includes None, `Json(T)` decodes a tombstone as None and encodes
-None as a tombstone. Every other codec raises `DecodeError` for a tombstone. Without a codec, tombstones have the
-payload None.
-"""
+"""JSON of a type: decoded by msgspec strictly, or by pydantic where a model is in it."""
 
 from __future__ import annotations
 
@@ -22,70 +13,15 @@ import msgspec
 from typing_extensions import TypeForm, TypeVar
 
 from broker.checks import admits_none, mentions_pydantic
-from broker.errors import ConfigurationError, DecodeError, InvalidMessage
+from broker.codecs.errors import not_encodable, present, reason_of
+from broker.errors import ConfigurationError, DecodeError
 
 if TYPE_CHECKING:
     from broker.protocols import Codec
 
-__all__ = ["Bytes", "Json", "Text", "json_decoder", "reason_of"]
+__all__ = ["Json", "json_decoder"]
 
 T = TypeVar("T", default=Any)
-
-
-class Bytes:
-    """Bytes, unchanged."""
-
-    __slots__ = ()
-
-    def encode(self, payload: bytes) -> bytes:
-        """:raises InvalidMessage: the payload is not bytes-like."""
-        if not isinstance(payload, (bytes, bytearray, memoryview)):
-            raise _not_encodable("Bytes", payload)
-        return bytes(payload)
-
-    def decode(self, data: bytes | None) -> bytes:
-        """:raises DecodeError: the message is a tombstone."""
-        return _present("Bytes", data)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Bytes)
-
-    def __hash__(self) -> int:
-        return hash(Bytes)
-
-    def __repr__(self) -> str:
-        return "Bytes()"
-
-
-class Text:
-    """Text in UTF-8. Invalid UTF-8 raises `DecodeError`; no character is replaced."""
-
-    __slots__ = ()
-
-    def encode(self, payload: str) -> bytes:
-        """:raises InvalidMessage: the payload is not a str, or contains a lone surrogate."""
-        if not isinstance(payload, str):
-            raise _not_encodable("Text", payload)
-        try:
-            return payload.encode()
-        except UnicodeEncodeError as error:
-            raise _not_encodable("Text", payload, error) from error
-
-    def decode(self, data: bytes | None) -> str:
-        """:raises DecodeError: the bytes are not UTF-8, or the message is a tombstone."""
-        try:
-            return _present("Text", data).decode()
-        except UnicodeDecodeError as error:
-            raise DecodeError(f"Text() cannot decode the payload: {error}", native=error) from error
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Text)
-
-    def __hash__(self) -> int:
-        return hash(Text)
-
-    def __repr__(self) -> str:
-        return "Text()"
 
 
 class Json(Generic[T]):
@@ -137,14 +73,14 @@ class Json(Generic[T]):
                     self._decode(data)
             return data
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise _not_encodable(repr(self), payload, error) from error
+            raise not_encodable(repr(self), payload, error) from error
 
     def decode(self, data: bytes | None) -> T:
         """:raises DecodeError: the bytes are not JSON of type `T`, or the message is a tombstone that `T` excludes."""
         if data is None:
             if self._admits_none:
                 return cast("T", None)
-            data = _present(repr(self), data)
+            data = present(repr(self), data)
         try:
             return self._decode(data)
         except (ValueError, RecursionError) as error:
@@ -166,25 +102,19 @@ class Json(Generic[T]):
         name = getattr(self.type, "__name__", None) or self.type
         return f"Json({name}, validate=True)" if self.validate else f"Json({name})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self.type, self.validate)
+
+
+def _made(type: Any, validate: bool) -> Json[Any]:
+    return Json(type, validate=validate)
+
 
 def json_decoder(type: Any) -> Callable[[bytes], Any]:
     """What `Json(type)` decodes with, for callers that handle its errors. A pydantic model is validated by pydantic, so
     that its bounds, patterns and validators count; everything else is decoded by msgspec, strictly.
     """
     return _engine_of(type).decode
-
-
-def reason_of(error: BaseException) -> str:
-    """Why a value does not decode, in the words of its decoder and with the path of the field, in one line."""
-    errors: Any = getattr(error, "errors", None)
-    if callable(errors):
-        found = cast("list[dict[str, Any]]", errors(include_url=False, include_context=False, include_input=False))
-        first, *more = found
-        place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in first["loc"])
-        text = str(first["msg"]) + (f" - at `${place}`" if place else "") + (f", and {len(more)} more" if more else "")
-    else:
-        text = str(error)
-    return " ".join(text.split())
 
 
 def _engine_of(type: Any) -> _Engine:
@@ -349,23 +279,5 @@ def _compares_exactly(type: Any) -> bool:
     return True
 
 
-def _present(codec: str, data: bytes | None) -> bytes:
-    if data is None:
-        raise DecodeError(
-            f"{codec} cannot decode a tombstone (a message without data)",
-            advice="Consume without a codec, or with Json(T | None)",
-        )
-    return data
-
-
-def _not_encodable(codec: str, payload: object, error: BaseException | None = None) -> InvalidMessage:
-    detail = f": {reason_of(error)}" if error is not None else ""
-    return InvalidMessage(
-        f"{codec} cannot encode a payload of type {type(payload).__name__}{detail}",
-        native=error,
-        advice="Publish a payload of the codec's type, or open the topic with another codec",
-    )
-
-
 if TYPE_CHECKING:
-    _codecs: tuple[Codec[bytes], Codec[str], Codec[int]] = (Bytes(), Text(), Json(int))
+    _codec: Codec[int] = Json(int)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
-from broker import codecs
 from broker.codecs import Bytes, Json, Text
+from broker.codecs import json as codecs
 from broker.errors import ConfigurationError, DecodeError, InvalidMessage
 from broker.protocols import Codec
 
