@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType, FloatType, StringType, TimestampType
+from pyspark.sql.types import DataType, FloatType, TimestampType
 
 from broker_spark.decode.schema_tree import Leaf, Listed, Mapped, Node, Structure
 
@@ -76,7 +76,7 @@ def _whole(node: Structure | Listed | Mapped, zone: tzinfo, path: str) -> Column
     match node:
         case Structure(fields):
             parts = [
-                (attrgetter(each.name), _part(each.node, each.nullable, zone, f"{path}.{each.encoded}"))
+                (each.get or attrgetter(each.name), _part(each.node, each.nullable, zone, f"{path}.{each.encoded}"))
                 for each in fields
             ]
 
@@ -93,8 +93,8 @@ def _whole(node: Structure | Listed | Mapped, zone: tzinfo, path: str) -> Column
                 return _arrow.ListArray.from_arrays(_offsets(values), flat, type=kind)
 
             return lists
-        case Mapped(value, nullable):
-            keys = _leaf(Leaf(StringType(), str), zone, f"{path}[...]")
+        case Mapped(value, nullable, key):
+            keys = _leaf(key, zone, f"{path}[...]")
             items = _part(value, nullable, zone, f"{path}[...]")
 
             def maps(values: list[Any]) -> pyarrow.Array[Any]:
@@ -125,7 +125,9 @@ def _offsets(values: Sequence[Any]) -> pyarrow.Array[Any]:
 def _leaf(node: Leaf, zone: tzinfo, path: str) -> Column:
     kind = to_arrow_type(node.type, timezone="UTC")
     plain = _plain(node.hint, zone)
-    is_out_of_range = _RANGES.get(type(node.type), _never)
+    # A float of JSON is too large if it became infinite; one of Protobuf may be infinite.
+    is_float32 = isinstance(node.type, FloatType)
+    is_out_of_range = _never if is_float32 and node.hint is not float else _RANGES.get(type(node.type), _never)
 
     def leaves(values: list[Any]) -> pyarrow.Array[Any]:
         try:

@@ -1,6 +1,6 @@
-"""`decode(frame, Order)`: JSON values by a class of Python, and the rows that do not decode, with the reason.
+"""`decode(frame, Order)`: values by a class of Python or a codec, and the rows that do not decode, with the reason.
 
-A function of Arrow columns in Spark's Python workers: it receives nothing but the values, by the decoder of `Json`.
+A function of Arrow columns in Spark's Python workers: it receives nothing but the values.
 *Failure.* A row is never an error: it is among the dead.
 """
 
@@ -21,16 +21,17 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from broker.codecs import Json, json_decoder, reason_of
-from broker.errors import ConfigurationError
+from broker.codecs import Json, Protobuf, is_protobuf, json_decoder, reason_of
+from broker.errors import ConfigurationError, DecodeError
 from broker_spark.common.schema import is_case_sensitive
 from broker_spark.decode.columns import column_of
 from broker_spark.decode.fields import same_but_for_case, structure_of
+from broker_spark.decode.messages import structure_of_message
 from broker_spark.decode.schema_tree import Structure
 from broker_spark.decode.shipping import packed
 from broker_spark.runtime.workers import collect_less_often
 
-__all__ = ["PAYLOAD", "REASON", "Decoded", "JsonColumn", "decode", "judge", "payload_schema"]
+__all__ = ["PAYLOAD", "REASON", "Decoded", "PayloadColumn", "codec_of", "decode", "judge", "payload_schema"]
 
 PAYLOAD: Final = "payload"
 REASON: Final = "reason"
@@ -51,21 +52,40 @@ class Decoded:
     dead: DataFrame
 
 
-def payload_schema(type: Any) -> StructType:
-    """The columns of a dataclass, an attrs class, a pydantic model or a msgspec struct.
+def codec_of(type: Any) -> Any:
+    """The codec of what `decode` takes: itself, or `Protobuf` or `Json` of a class."""
+    if not isinstance(type, builtin_type) and hasattr(type, "decode") and hasattr(type, "type"):
+        return type
+    if is_protobuf(type):
+        return cast("Any", Protobuf)(type)
+    # First, since its errors name the field.
+    structure_of(type)
+    return cast("Any", Json)(type)
 
-    :raises ConfigurationError: it is none, or names the field that cannot be read into a column.
+
+def _structure(codec: Any) -> Structure:
+    return structure_of_message(codec.type) if is_protobuf(codec.type) else structure_of(codec.type)
+
+
+builtin_type: Final = type
+
+
+def payload_schema(type: Any) -> StructType:
+    """The columns of what `decode` takes.
+
+    :raises ConfigurationError: it is none of that, or names the field that cannot be read into a column.
     """
-    return structure_of(type).type
+    return _structure(codec_of(type)).type
 
 
 def decode(frame: DataFrame, type: Any, *, column: str = "value") -> Decoded:
-    """Read JSON by a class, as `Json(type)` does; batch or streaming. Nothing runs yet.
+    """Read values by a class or a codec, as a consumer with it does; batch or streaming. Nothing runs yet.
 
     Spark's workers need anybroker, and import a class that runs code of its own, such as `__post_init__`.
 
-    :param type: a dataclass, an attrs class, a pydantic model or a msgspec struct.
-    :param column: binary (UTF-8) or string.
+    :param type: a dataclass, an attrs class, a pydantic model or a msgspec struct: JSON. A class that protoc generated:
+        Protobuf. A codec: `Avro(Order, schema)`, `Debezium(Order)`, or one of your own whose `type` is a class.
+    :param column: binary, or string (UTF-8).
     :raises ConfigurationError: the class cannot be read, or the frame has no such column, two of one name, or one that
         is named `payload` or `reason`. Over Spark Connect, Spark raises for the frame when it runs.
     """
@@ -84,9 +104,9 @@ def judge(frame: DataFrame, type: Any) -> DataFrame:
 
 def _judged(frame: DataFrame, type: Any, column: str) -> DataFrame:
     """The frame and a struct of payload and reason; one of them is null."""
-    structure = structure_of(type)
-    _check(frame, type, structure, column)
-    made = JsonColumn(type, _zone(str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))))
+    codec = codec_of(type)
+    _check(frame, codec, column)
+    made = PayloadColumn(codec, _zone(str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))))
     # Spark evaluates a nondeterministic expression once, whatever reads it.
     functions: Any = F
     # Without hints, since Spark would evaluate them.
@@ -94,18 +114,19 @@ def _judged(frame: DataFrame, type: Any, column: str) -> DataFrame:
     return frame.select("*", judged(_named(column).cast("binary")).alias(_JUDGED))
 
 
-class JsonColumn:
-    """Makes an Arrow column of payloads and reasons of a column of JSON. Pickle it before the first call.
+class PayloadColumn:
+    """Makes an Arrow column of payloads and reasons of a column of values. Pickle it before the first call.
 
+    :param type: a class or a codec.
     :param zone: of times without one.
     :raises ConfigurationError: the class cannot be read into columns, or not be sent to workers.
     """
 
     def __init__(self, type: Any, zone: tzinfo = UTC) -> None:
-        self._structure = structure_of(type)
-        Json(type)
+        codec = codec_of(type)
+        self._structure = _structure(codec)
         self._zone = zone
-        self._packed = packed(type)
+        self._packed = packed(codec)
 
     @property
     def type(self) -> StructType:
@@ -143,7 +164,9 @@ class JsonColumn:
 
     @cached_property
     def _decode(self) -> Any:
-        return json_decoder(pickle.loads(self._packed))  # noqa: S301 - made by `packed`
+        codec = pickle.loads(self._packed)  # noqa: S301 - made by `packed`
+        # Without the words that a consumer's error has around the reason.
+        return json_decoder(codec.type) if isinstance(codec, Json) else codec.decode
 
     @cached_property
     def _column(self) -> Any:
@@ -153,8 +176,8 @@ class JsonColumn:
 def _said(value: bytes | None, error: Exception) -> str:
     if value is None:
         return "The value is null"
-    text = reason_of(error)
-    if not isinstance(error, (ValueError, RecursionError)):
+    text = reason_of(error.native or error) if isinstance(error, DecodeError) else reason_of(error)
+    if not isinstance(error, (ValueError, RecursionError, DecodeError)):
         text = f"{type(error).__name__}: {text}"
     return text.encode(errors="replace").decode()
 
@@ -176,15 +199,15 @@ def _named(name: str) -> Column:
     return F.col(f"`{name.replace('`', '``')}`")
 
 
-def _check(frame: DataFrame, type: Any, structure: Structure, column: str) -> None:
-    """Make sure that the frame can be decoded by the class.
+def _check(frame: DataFrame, codec: Any, column: str) -> None:
+    """Make sure that the frame can be decoded by the codec.
 
     :raises ConfigurationError: it cannot.
     """
     exact = is_case_sensitive(frame.sparkSession)
-    if not exact and (same := same_but_for_case(structure)):
+    if not exact and (same := same_but_for_case(_structure(codec))):
         raise ConfigurationError(
-            f"Fields {' and '.join(map(repr, same))} of {type.__name__} have the same name for Spark",
+            f"Fields {' and '.join(map(repr, same))} of {codec.type.__name__} have the same name for Spark",
             advice="Rename one of them, or set spark.sql.caseSensitive to true",
         )
     if not isinstance(frame, ClassicDataFrame):

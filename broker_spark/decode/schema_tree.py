@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
@@ -36,14 +37,15 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """Values of one kind by text."""
+    """Values of one kind by keys of another."""
 
     value: Node
     nullable: bool
+    key: Leaf = field(default_factory=lambda: Leaf(StringType(), str))
 
     @property
     def type(self) -> DataType:
-        return MapType(StringType(), self.value.type, self.nullable)
+        return MapType(self.key.type, self.value.type, self.nullable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,14 @@ class Field:
     :ivar name: in Python, and of the column.
     :ivar encoded: in JSON.
     :ivar nullable: its type or its default is None.
+    :ivar get: reads it of a payload; None is the attribute of its name.
     """
 
     name: str
     encoded: str
     node: Node
     nullable: bool
+    get: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Sends a class to Spark's workers, also one of a script or a notebook, which they cannot import."""
+"""Sends a codec with its class to Spark's workers, also one of a script or a notebook, which they cannot import."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from pyspark.cloudpickle import CloudPickler
 
 from broker.checks import mentions_pydantic
+from broker.codecs import is_protobuf
 from broker.errors import ConfigurationError
 
 __all__ = ["packed"]
@@ -22,15 +23,15 @@ _KEPT: Final = ("tag", "tag_field", "array_like", "forbid_unknown_fields")
 _BOUNDS: Final = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz")
 
 
-def packed(type: Any) -> bytes:
-    """The class pickled; a class that msgspec decodes becomes a struct of the same fields.
+def packed(codec: Any) -> bytes:
+    """The codec pickled; a class that msgspec decodes becomes a struct of the same fields.
 
     A struct decodes in half the time of a dataclass, and pickle can send it. A class that runs code of its own when it
-    is decoded stays as it is.
+    is decoded stays as it is. A class that protoc generated is made again from its descriptor.
 
     :raises ConfigurationError: workers cannot import a class that has to stay as it is.
     """
-    return _dumps(type, _AsStructs)
+    return _dumps(codec, _AsStructs)
 
 
 def _dumps(value: object, pickler: type[_AsItIs]) -> bytes:
@@ -65,6 +66,9 @@ class _AsStructs(_AsItIs):
         kind: Any = obj if isinstance(obj, type) else type(obj)
         if mentions_pydantic(kind):
             return _as_it_is(obj)
+        if is_protobuf(obj):
+            descriptor = cast("Any", obj).DESCRIPTOR
+            return _message_class, (_files_of(descriptor.file), descriptor.full_name)
         if kind is msgspec.Meta:
             return _meta, ({name: getattr(obj, name) for name in _BOUNDS},)
         if not _is_msgspecs(kind) or (_runs_code(kind) and _is_importable(kind)):
@@ -142,6 +146,29 @@ def _struct(name: str, fields: list[tuple[str, Any, dict[str, Any]]], settings: 
 
 def _made(kind: Any, values: dict[str, Any]) -> Any:
     return kind(**values)
+
+
+def _files_of(file: Any) -> list[bytes]:
+    """The descriptors of a file and of all that it imports, those that others need first."""
+    found: dict[str, bytes] = {}
+
+    def add(each: Any) -> None:
+        if each.name not in found:
+            for other in each.dependencies:
+                add(other)
+            found[each.name] = each.serialized_pb
+
+    add(file)
+    return list(found.values())
+
+
+def _message_class(files: list[bytes], name: str) -> Any:
+    from google.protobuf import descriptor_pool, message_factory
+
+    pool: Any = descriptor_pool.DescriptorPool()
+    for each in files:
+        pool.AddSerializedFile(each)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
 
 def _meta(bounds: dict[str, Any]) -> Any:

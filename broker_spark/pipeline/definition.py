@@ -98,8 +98,8 @@ class Source:
     """Topics to read.
 
     :ivar topic: one topic, or several separated by commas; "" with option `topicPattern`.
-    :ivar decode: a dataclass, attrs class, pydantic model or msgspec struct: column `value` becomes `payload`, and rows
-        that do not decode go to the dead letters. None leaves `value` as it is.
+    :ivar decode: a class or a codec, as `decode` takes it: column `value` becomes `payload`, and rows that do not
+        decode go to the dead letters. None leaves `value` as it is.
     :ivar url: its broker; None uses that of the pipeline.
     :ivar options: other options of `format("broker")`, such as `maxRows`, and `connector` of
         `broker_spark.read_stream`.

@@ -24,7 +24,7 @@ from broker_spark.common.json_state import parse_object
 from broker_spark.common.offsets import Offsets
 from broker_spark.common.options import find_url
 from broker_spark.common.topics import identity_of
-from broker_spark.decode.decoding import payload_schema
+from broker_spark.decode.decoding import codec_of, payload_schema
 from broker_spark.pipeline.backlog import match_positions, waiting_rows
 from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
 from broker_spark.pipeline.frames import OUT
@@ -167,7 +167,7 @@ def parts(pipeline: Pipeline) -> list[tuple[str, str]]:
         url = mask_url(find_url(options.pop("url", None)))
         found.append((f"sources.{name}", f"{_describe(options)} of {url}"))
         decode = source.decode
-        text = "value as it is" if decode is None else f"{decode.__name__}: {payload_schema(decode).simpleString()}"
+        text = "value as it is" if decode is None else f"{codec_of(decode)!r}: {payload_schema(decode).simpleString()}"
         found.append((f"sources.{name}.decode", text))
     if pipeline.sql is not None:
         found.append(("sql", " ".join(pipeline.sql.split())))

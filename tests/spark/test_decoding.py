@@ -13,10 +13,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from broker.codecs import Avro, Debezium
 from broker.errors import ConfigurationError
 from broker_spark.decode.decoding import decode, judge, payload_schema
 from tests.decoding_cases import BASE, HOSTILE, UNHELD, Everything, Part, Struct
 from tests.spark.support import plan_of
+from tests.unit.broker.codecs.messages import Order as MessageOrder
 
 CASES = [(json.dumps(BASE).encode(), None), *HOSTILE, *UNHELD, (json.dumps({**BASE, "number": 2}).encode(), None)]
 
@@ -36,6 +38,22 @@ def test_every_row_is_in_one_half(spark: SparkSession) -> None:
         **dict.fromkeys(payload_schema(Everything).names), **BASE, "share": 1.5, "names": [],
     }  # fmt: skip
     assert [(row.value and bytes(row.value), row.reason) for row in decoded.dead.collect()] == CASES[1:-1]
+
+
+def test_codecs_reach_the_workers(spark: SparkSession) -> None:
+    schema = {"type": "record", "name": "Part", "fields": [{"name": "name", "type": "string"}]}
+    cases: list[tuple[Any, bytes]] = [
+        (Avro(Part, schema), b"\x02a"),
+        (Avro(Part, registered={7: schema}), b"\x00\x00\x00\x00\x07\x02a"),
+        (Debezium(Part), b'{"op": "c", "after": {"name": "a"}}'),
+        (MessageOrder, MessageOrder(lines=[{"name": "a"}]).SerializeToString()),
+    ]
+    for what, value in cases:
+        decoded = decode(spark.createDataFrame([(value, 1), (b"\xff", 2)], "value binary, n int"), what)
+        [row] = decoded.rows.collect()
+        assert '"a"' in json.dumps(row.payload.asDict(recursive=True), default=str)
+        [dead] = decoded.dead.collect()
+        assert dead.n == 2
 
 
 def test_both_halves_can_be_read_at_once(spark: SparkSession) -> None:

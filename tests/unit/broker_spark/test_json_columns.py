@@ -26,13 +26,13 @@ from pyspark.sql.types import DecimalType
 
 from broker.codecs import Json
 from broker.errors import ConfigurationError, DecodeError
-from broker_spark.decode.decoding import JsonColumn, payload_schema
+from broker_spark.decode.decoding import PayloadColumn, payload_schema
 from tests.decoding_cases import BASE, HOSTILE, UNHELD, Everything, Model, Part, Struct
 
 
 def judged(type: Any, *values: bytes | None, zone: tzinfo = UTC) -> list[tuple[Any, str | None]]:
     """Payloads and reasons, by what a worker unpickles."""
-    column = pickle.loads(cloudpickle.dumps(JsonColumn(type, zone)))  # noqa: S301
+    column = pickle.loads(cloudpickle.dumps(PayloadColumn(type, zone)))  # noqa: S301
     found = column(pyarrow.array(values, pyarrow.binary()))
     found.validate(full=True)
     return [(each["payload"], each["reason"]) for each in found.to_pylist()]
@@ -455,7 +455,7 @@ import msgspec, pydantic, sys
 from dataclasses import dataclass
 from enum import Enum
 from pyspark import cloudpickle
-from broker_spark.decode.decoding import JsonColumn
+from broker_spark.decode.decoding import PayloadColumn
 
 class Colour(Enum):
     RED = "red"
@@ -481,10 +481,10 @@ class Hooked:
     def __post_init__(self): pass
 
 try:
-    JsonColumn(Hooked)
+    PayloadColumn(Hooked)
 except Exception as error:
     sys.stderr.write(str(error))
-sys.stdout.buffer.write(cloudpickle.dumps([JsonColumn(Order), JsonColumn(Model)]))
+sys.stdout.buffer.write(cloudpickle.dumps([PayloadColumn(Order), PayloadColumn(Model)]))
 """
 
 
