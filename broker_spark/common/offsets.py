@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, cast
 
 from broker.errors import ConfigurationError
+from broker.names import NativeName, known_name, native_name
 from broker_spark.common.json_state import check_source
 
 __all__ = ["ADVICE", "GONE", "LOG_SOURCE", "Offsets", "TopicOffsets"]
@@ -27,6 +28,7 @@ GONE: Final = (
     "and give this query a checkpointLocation of its own"
 )
 """The advice where a topic of a checkpoint is missing."""
+_NATIVE: Final = "native:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Offsets:
             **({"initial": True} if self.initial else {}),
             **({"shared": True} if self.shared else {}),
             "topics": {
-                name: {
+                _written(name): {
                     "identity": topic.identity,
                     "next": _numbered(topic.next),
                     **({"began": _numbered(topic.began)} if topic.began else {}),
@@ -88,7 +90,7 @@ class Offsets:
             return cls(
                 str(given["backend"]),
                 {
-                    name: TopicOffsets(
+                    _read(name): TopicOffsets(
                         topic["identity"],
                         _plain(topic["next"]),
                         _plain(topic.get("began", {})),
@@ -132,6 +134,16 @@ class Offsets:
 
 def _refuse(reason: str) -> NoReturn:
     raise ConfigurationError(reason, advice=ADVICE)
+
+
+def _written(name: str) -> str:
+    """A name as option `topic` takes it; JSON knows no native names."""
+    return f"{_NATIVE}{name}" if isinstance(name, NativeName) else name
+
+
+def _read(text: str) -> str:
+    native = text.removeprefix(_NATIVE)
+    return known_name(text) if native == text else native_name(native)
 
 
 def _numbered(positions: Mapping[int, int]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from broker.blocking import Bus
 from broker.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound, Unsupported
+from broker.names import native_name
 from broker.outbound import OutboundMessage
 from broker_jetstream.names import stream_name
 from broker_spark.common.options import SourceOptions
@@ -89,6 +91,24 @@ def test_bounded_batches_read_each_row_once(url: str, bus: Bus, make_topic: Make
     assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(50, start=500))
     publish(bus, topic, numbered(300, start=550))
     assert len(query.batch(ReadAllAvailable()) or []) == 300
+
+
+async def test_a_topic_by_its_native_name_is_read_by_name_and_by_pattern(url: str, bus: Bus) -> None:
+    name = native_name(f"0{uuid.uuid4().hex[:8]}")
+    if url.startswith("nats:"):
+        # Streams with such names are made with tools of NATS.
+        client = await nats.connect(url)
+        await client.jetstream().add_stream(name=str(name), subjects=[str(name)], allow_direct=True)
+        await client.close()
+    else:
+        bus.admin.ensure_topic(name, partitions=1)
+    publish(bus, name, numbered(20))
+    for options in ({"topic": f"native:{name}"}, {"topic": None, "topicPattern": str(name)}):
+        query = Query(url, maxRows=10, **options)
+        assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(20))
+        query.restart()
+        assert query.batch() is None
+        assert query.behind == 0
 
 
 def test_a_batch_that_runs_again_has_the_same_rows(url: str, bus: Bus, make_topic: MakeTopic) -> None:
