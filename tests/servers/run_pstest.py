@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tests.servers.pstest import Missing, make_server, program
+from tests.servers.go_program import Missing
+from tests.servers.pstest import PROGRAM, make_server
 from tests.servers.run_kafka import run_beside
 
 __all__ = ["main"]
@@ -17,7 +18,7 @@ __all__ = ["main"]
 
 def main(command: Sequence[str]) -> int:
     try:
-        return run_beside(make_server, command, fetch=program, about=__doc__)
+        return run_beside(make_server, command, fetch=PROGRAM.path, about=__doc__)
     except Missing as error:
         sys.stderr.write(f"{error}\n")
         return 1 if command else 0
