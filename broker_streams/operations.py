@@ -329,13 +329,11 @@ async def _last_checkpoint(bus: Bus, table: str, partition: int, bounds: Bounds)
     stop, size = bounds.next, _NEAR_END
     while stop > bounds.first:
         start = max(bounds.first, stop - size)
-        found: bytes | None = None
+        found: list[bytes | None] = []
         async for batch in bus.log.read(table, partition, start, stop):
-            for key, data in batch.rows("key", "data"):
-                if key == CHECKPOINT_KEY:
-                    found = data
-        if found is not None:
-            return Checkpoint.unpack(found)
+            found += [data for key, data in batch.rows("key", "data") if key == CHECKPOINT_KEY]
+        if found:
+            return None if found[-1] is None else Checkpoint.unpack(found[-1])
         stop, size = start, size * 8
     return None
 

@@ -26,7 +26,7 @@ from broker_streams.context import Context, Incoming
 from broker_streams.engine import PartitionEngine, Reader
 from broker_streams.graph import Group
 from broker_streams.off_loop import in_thread
-from broker_streams.recovery import CHECKPOINT, TIME, Enough, TableCopy, position_name, stamp
+from broker_streams.recovery import CHECKPOINT, TIME, Enough, TableCopy, position_name, stamp, stored_checkpoint
 from broker_streams.stores.store import Store
 
 __all__ = ["PartitionLog", "PartitionRunner", "PartitionState", "PartitionTables", "Rows"]
@@ -247,7 +247,7 @@ class PartitionRunner:
         self._progress = progress
         self._want_checkpoint = want_checkpoint
         self._failed = failed
-        self._before = self.store.meta(CHECKPOINT)
+        self._before = stored_checkpoint(self.store)
         self._alignment = Alignment(self.topics) if group.order == "time" and len(self.topics) > 1 else None
         self._ends: Mapping[str, int] = {}
         self._next: dict[str, int] = {}

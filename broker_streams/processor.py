@@ -56,7 +56,7 @@ from broker_streams.graph import Group, Input, differences
 from broker_streams.metrics import ProcessorMetrics
 from broker_streams.off_loop import in_thread
 from broker_streams.partition import PartitionLog, PartitionRunner, PartitionState, PartitionTables, Rows, wait_ready
-from broker_streams.recovery import CHECKPOINT, TableCopy
+from broker_streams.recovery import CHECKPOINT, TableCopy, stored_checkpoint
 from broker_streams.states import StateSignal
 from broker_streams.stats import InputStats, PartitionStats, ProcessorState, ProcessorStats, TableStats
 from broker_streams.stores.directory import StateDirectory
@@ -644,7 +644,7 @@ class Processor(Service):
             return True
 
         seen = await tables.recover(enough if committed else None, commits.patience)
-        packed = tables.store.meta(CHECKPOINT)
+        packed = stored_checkpoint(tables.store)
         if not seen:
             self._check_positions(partition, committed, packed, together=commits.together)
         checkpoint = Checkpoint() if packed is None else Checkpoint.unpack(packed)

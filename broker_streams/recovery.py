@@ -39,7 +39,17 @@ from broker_streams.redo import stored_redo
 from broker_streams.stores.store import Store
 from broker_streams.wording import counted
 
-__all__ = ["CHECKPOINT", "TIME", "CopyState", "Enough", "RecoveryStats", "TableCopy", "position_name", "stamp"]
+__all__ = [
+    "CHECKPOINT",
+    "TIME",
+    "CopyState",
+    "Enough",
+    "RecoveryStats",
+    "TableCopy",
+    "position_name",
+    "stamp",
+    "stored_checkpoint",
+]
 
 logger: Final = logging.getLogger("broker_streams")
 
@@ -98,6 +108,11 @@ class RecoveryStats:
 def position_name(partition: int) -> str:
     """The name under which a store keeps the position up to which it has read a partition."""
     return f"position.{partition}"
+
+
+def stored_checkpoint(store: Store) -> bytes | None:
+    """The last checkpoint of a store; None before the first, and after a tombstone, which is stored empty."""
+    return store.meta(CHECKPOINT) or None
 
 
 def stamp(ago: float = 0.0) -> bytes:
@@ -184,7 +199,7 @@ class TableCopy:
                     async with self._open() as log:
                         await self._catch_up(log, _MAX_ROWS)
                 await self._read_rest()
-                done = enough is None or await enough(self.store.meta(CHECKPOINT))
+                done = enough is None or await enough(stored_checkpoint(self.store))
                 if not done and enough is not None:
                     async with self._open() as log:
                         done = await self._read_on(log, enough, patience)
@@ -391,7 +406,7 @@ class TableCopy:
         done = False
         while not done and (left := deadline - time.monotonic()) > 0:
             await self._apply(await log.next_batch(_MAX_ROWS, timeout=min(left, _LOOK_SECONDS)), bulk=True)
-            done = await enough(self.store.meta(CHECKPOINT))
+            done = await enough(stored_checkpoint(self.store))
         return done
 
     async def _recovered(self, began: tuple[float, int]) -> None:
@@ -428,8 +443,8 @@ class TableCopy:
                 if key is None:
                     continue
                 if key == CHECKPOINT_KEY:
-                    if own and data is not None:
-                        meta[CHECKPOINT] = data
+                    if own:
+                        meta[CHECKPOINT] = data or b""
                 elif own or not keys.is_reserved(key):
                     rows[key] = data
             self.positions[place.partition] = position

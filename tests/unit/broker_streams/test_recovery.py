@@ -14,7 +14,7 @@ from broker import CHECKPOINT_KEY, Bus, ConnectionFailed, OutboundMessage, Stora
 from broker_inmem import Broker, InmemSettings
 from broker_streams import keys, recovery
 from broker_streams.agenda import EVENT, Agenda
-from broker_streams.recovery import CHECKPOINT, CopyState, RecoveryStats, TableCopy, position_name
+from broker_streams.recovery import CHECKPOINT, CopyState, RecoveryStats, TableCopy, position_name, stored_checkpoint
 from broker_streams.stores.memory import Memory
 from broker_streams.stores.store import Store
 
@@ -157,6 +157,21 @@ async def test_the_own_copy_has_checkpoint_and_index(bus: Bus, store: Store) -> 
     await write(bus, (row, None))
     await copied(bus, store).recover()
     assert dict(store.items(keys.DUE)) == {}
+
+
+async def test_a_tombstone_deletes_a_checkpoint(bus: Bus, store: Store) -> None:
+    await write(bus, (CHECKPOINT_KEY, b"one"))
+    await copied(bus, store).recover()
+    assert stored_checkpoint(store) == b"one"
+    await write(bus, (CHECKPOINT_KEY, b"two"), (CHECKPOINT_KEY, None))
+    asked: list[bytes | None] = []
+
+    async def enough(checkpoint: bytes | None) -> bool:
+        asked.append(checkpoint)
+        return True
+
+    await copied(bus, store).recover(enough)
+    assert [*asked, stored_checkpoint(store)] == [None, None]
 
 
 async def test_a_copy_of_another_table_has_only_its_rows(bus: Bus, store: Store) -> None:
