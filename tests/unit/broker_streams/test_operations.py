@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker import (
+    CHECKPOINT_KEY,
     BackendError,
     Bus,
     ConfigurationError,
@@ -148,6 +149,15 @@ async def test_a_checkpoint_far_from_the_end_is_found(bus: Bus, monkeypatch: pyt
     monkeypatch.setattr(operations, "_NEAR_END", 1)
     assert (await find_group(bus, NAME)).checkpoints == found.checkpoints
     assert None not in found.checkpoints.values()
+
+
+async def test_a_deleted_checkpoint_is_none(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    await publish(bus)
+    await handle(bus, KEYS)
+    tombstones = [OutboundMessage(None, CHECKPOINT_KEY, partition=n) for n in range(2)]
+    await bus.topic(GROUP.table).publish_batch(tombstones)
+    monkeypatch.setattr(operations, "_NEAR_END", 1)
+    assert (await find_group(bus, NAME)).checkpoints == {0: None, 1: None}
 
 
 async def test_a_long_lag_is_told_from_the_offsets(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
