@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-queue demo-streams demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest spark servicebus test test-all lint format bench bench-queue bench-spark bench-streams docs conformance lock audit proto clean
+.PHONY: help setup demo demo-kafka demo-queue demo-streams demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest goka spark servicebus test test-all lint format bench bench-queue bench-spark bench-streams docs conformance lock audit proto clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,6 +19,7 @@ KAFKA := $(BIN)/python -m tests.servers.run_kafka
 PUBSUB := $(BIN)/python -m tests.servers.run_pubsub
 PULSAR := $(BIN)/python -m tests.servers.run_pulsar
 PSTEST := $(BIN)/python -m tests.servers.run_pstest
+GOKA := $(BIN)/python -m tests.servers.goka
 SERVICEBUS := $(BIN)/python -m tests.servers.servicebus.serve
 SPARK := $(BIN)/python -m tests.servers.spark_java
 
@@ -116,6 +117,10 @@ pulsar: $(STAMP)
 pstest: $(STAMP)
 	-@$(PSTEST) $(COMMAND)
 
+# Builds the programs in Go that share tables with broker_streams in its tests.
+goka: $(STAMP)
+	-@$(GOKA)
+
 # Keeps the classes of Spark's JVMs ready for the tests.
 spark: $(STAMP)
 	-@$(SPARK)
@@ -123,7 +128,7 @@ spark: $(STAMP)
 test: $(STAMP) kafka pulsar spark
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not deep' $(ARGS)
 
-test-all: $(STAMP) kafka pulsar pstest spark
+test-all: $(STAMP) kafka pulsar pstest goka spark
 	$(PYTEST) -n $(DEEP_WORKERS) --dist loadgroup --hypothesis-profile=random $(ARGS)
 
 lint: $(STAMP)
