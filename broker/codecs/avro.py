@@ -33,8 +33,6 @@ _HEAD: Final = Struct(">bI")
 """Confluent's wire format: a zero, and the id of the schema."""
 _KEPT: Final = (bytes, date, datetime, time, Decimal, UUID)
 """Values that fastavro and msgspec both have as objects."""
-
-
 Schema: TypeAlias = str | Mapping[str, Any] | Sequence[Any]
 """JSON text, or the value of it."""
 
@@ -52,7 +50,7 @@ class Avro(Generic[T]):
     :raises MissingClient: fastavro is not installed.
     """
 
-    __slots__ = ("_convert", "_given", "_key", "_schemas", "_values", "_written", "type")
+    __slots__ = ("_convert", "_given", "_key", "_read", "_schemas", "_values", "_write", "_written", "type")
 
     def __init__(
         self, type: type[T], schema: Schema | None = None, *, registered: Mapping[int, Schema] | None = None
@@ -63,7 +61,9 @@ class Avro(Generic[T]):
         self._given = schema, registered
         given = {None: schema} if registered is None else registered
         self._key = type, json.dumps(list(given.items()), sort_keys=True)
-        self._schemas = {number: _parsed(each) for number, each in given.items()}
+        fastavro = _fastavro()
+        self._read, self._write = fastavro.schemaless_reader, fastavro.schemaless_writer
+        self._schemas = {number: _parsed(each, fastavro.parse_schema) for number, each in given.items()}
         self._written = next(iter(self._schemas))
         self._convert, self._values = _converters(type)
 
@@ -76,14 +76,14 @@ class Avro(Generic[T]):
         if self._written is not None:
             file.write(_HEAD.pack(_MAGIC, self._written))
         try:
-            _fastavro().schemaless_writer(file, self._schemas[self._written], self._values(payload), strict=True)
+            self._write(file, self._schemas[self._written], self._values(payload), strict=True)
         except Exception as error:
             raise not_encodable(repr(self), payload, error) from error
         return file.getvalue()
 
     def decode(self, data: bytes | None) -> T:
         """:raises DecodeError: the bytes are no value of the schema or of the type, or the message is a tombstone."""
-        data = present(repr(self), data)
+        data = present(self, data)
         try:
             return self._decode(data)
         except Exception as error:
@@ -103,9 +103,9 @@ class Avro(Generic[T]):
         file = BytesIO(data)
         file.seek(start)
         try:
-            value = _fastavro().schemaless_reader(file, schema)
+            value = self._read(file, schema)
         except Exception as error:
-            raise ValueError(f"The value is not of the schema: {str(error) or builtin_type(error).__name__}") from error
+            raise ValueError(f"The value is not of the schema: {str(error) or type(error).__name__}") from error
         if rest := len(data) - file.tell():
             raise ValueError(f"The value has {rest} bytes behind its end")
         return self._convert(value)
@@ -127,9 +127,6 @@ def _made(type: Any, schema: Schema | None, registered: Mapping[int, Schema] | N
     return Avro(type, schema, registered=registered)
 
 
-builtin_type: Final = type
-
-
 def _fastavro() -> Any:
     try:
         import fastavro
@@ -140,11 +137,9 @@ def _fastavro() -> Any:
     return fastavro
 
 
-def _parsed(schema: Any) -> Any:
+def _parsed(schema: Any, parse: Callable[[Any], Any]) -> Any:
     try:
-        return _fastavro().parse_schema(json.loads(schema) if isinstance(schema, str) else schema)
-    except MissingClient:
-        raise
+        return parse(json.loads(schema) if isinstance(schema, str) else schema)
     except Exception as error:
         raise ConfigurationError(
             f"This is no Avro schema: {reason_of(error)}", native=error, advice="Give the JSON of a .avsc file"

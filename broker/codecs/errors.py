@@ -22,7 +22,8 @@ def reason_of(error: BaseException) -> str:
     return " ".join(text.split())
 
 
-def present(codec: str, data: bytes | None) -> bytes:
+def present(codec: object, data: bytes | None) -> bytes:
+    """:param codec: or its name; shown only if the message is a tombstone."""
     if data is None:
         raise DecodeError(
             f"{codec} cannot decode a tombstone (a message without data)",

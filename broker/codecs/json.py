@@ -80,7 +80,7 @@ class Json(Generic[T]):
         if data is None:
             if self._admits_none:
                 return cast("T", None)
-            data = present(repr(self), data)
+            data = present(self, data)
         try:
             return self._decode(data)
         except (ValueError, RecursionError) as error:

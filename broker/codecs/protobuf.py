@@ -51,7 +51,7 @@ class Protobuf(Generic[M]):
 
     def decode(self, data: bytes | None) -> M:
         """:raises DecodeError: the bytes are no message of the class, or the message is a tombstone."""
-        data = present(repr(self), data)
+        data = present(self, data)
         try:
             return self.type.FromString(data)
         except Exception as error:
