@@ -185,7 +185,7 @@ class JetStreamAdmin:
         if all(config.get(key) == value for key, value in wanted.items()):
             return _topic_info(name, found)
         merged = {**config, **wanted}
-        if layout.compacted and wanted.keys() & {"discard", *_BOUNDS.values()}:
+        if layout.compacted and wanted.keys() & {_OPTIONS[option][0] for option in ("discard", *_BOUNDS)}:
             _check_keeps_rows(merged)
         if merged.get("max_age"):
             merged["duplicate_window"] = min(merged.get("duplicate_window", 0), merged["max_age"])
@@ -363,7 +363,8 @@ def _stream_changes(retention: timedelta | None, options: Mapping[str, Any]) -> 
 
 def _check_keeps_rows(config: Mapping[str, Any]) -> None:
     """:raises InvalidSetting: a full stream would drop rows of a table, and not refuse new ones."""
-    for option, name in _BOUNDS.items():
+    for option in _BOUNDS:
+        name = _OPTIONS[option][0]
         if config.get(name, -1) > 0 and config.get("discard") != "new":
             raise InvalidSetting(
                 f"{option} is {config[name]} for a compacted topic: a full stream drops its oldest rows",
@@ -403,8 +404,8 @@ def _one_of(*choices: str) -> Callable[[str, object], str]:
     return read
 
 
-_BOUNDS: Final = {"max_bytes": "max_bytes", "max_messages": "max_msgs"}
-"""Options that bound a stream, and the server's names for them."""
+_BOUNDS: Final = ("max_bytes", "max_messages")
+"""Options that bound a stream."""
 _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str, Any], Any]]]] = {
     "storage": ("storage", _one_of("file", "memory")),
     "replicas": ("num_replicas", _replicas),
