@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, cast
 
 from broker.errors import ConfigurationError
-from broker.names import NativeName, known_name, native_name
+from broker.names import NativeName, known_name
 from broker_spark.common.json_state import check_source
+from broker_spark.common.options import NATIVE, topic_name
 
 __all__ = ["ADVICE", "GONE", "LOG_SOURCE", "Offsets", "TopicOffsets"]
 
@@ -28,7 +29,6 @@ GONE: Final = (
     "and give this query a checkpointLocation of its own"
 )
 """The advice where a topic of a checkpoint is missing."""
-_NATIVE: Final = "native:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +138,11 @@ def _refuse(reason: str) -> NoReturn:
 
 def _written(name: str) -> str:
     """A name as option `topic` takes it; JSON knows no native names."""
-    return f"{_NATIVE}{name}" if isinstance(name, NativeName) else name
+    return f"{NATIVE}{name}" if isinstance(name, NativeName) else name
 
 
 def _read(text: str) -> str:
-    native = text.removeprefix(_NATIVE)
-    return known_name(text) if native == text else native_name(native)
+    return topic_name(text) if text.startswith(NATIVE) else known_name(text)
 
 
 def _numbered(positions: Mapping[int, int]) -> dict[str, int]:

@@ -27,6 +27,7 @@ from broker_spark.common.schema import COLUMNS, check_columns, nearest
 
 __all__ = [
     "CONNECTORS",
+    "NATIVE",
     "Bound",
     "Position",
     "SourceOptions",
@@ -46,6 +47,8 @@ Bound = Literal["earliest", "latest"]
 
 CONNECTORS: Final = ("auto", "always", "never")
 """Values of `connector` of `broker_spark.read`, the default first."""
+NATIVE: Final = "native:"
+"""Begins the text of a name in the broker's own form."""
 _SPARKS: Final = frozenset({"checkpointlocation", "outputmode", "queryname", "truncate", "numrows"})
 """Options that Spark adds to those of a source or sink for its own use."""
 _MOST: Final = 2**31 - 1
@@ -132,10 +135,10 @@ def parse_choice(name: str, text: str, choices: tuple[str, ...]) -> str:
 
 def topic_name(name: str) -> str:
     """The name of a topic; `native:name` is a name in the broker's own form."""
-    native = name.removeprefix("native:")
+    native = name.removeprefix(NATIVE)
     if native != name:
         return native_name(native)
-    return _portable(name, "topic", f"; one in the broker's own form is written {f'native:{name}'!r}")
+    return _portable(name, "topic", f"; one in the broker's own form is written {f'{NATIVE}{name}'!r}")
 
 
 def _portable(name: str, what: str, more: str = "") -> str:
