@@ -560,8 +560,8 @@ class PartitionEngine:
                     return
                 await self._fire(entry, "wall")
             turn.firing = None
-            for edge, idle in self._idle_edges:
-                if edge.name not in self._idle_closed and self._now() >= self._last_message + idle:
+            for edge, time in self._idle_times():
+                if self._now() >= time:
                     if not await self._close_idle(edge):
                         return
                     self._idle_closed.add(edge.name)
@@ -589,8 +589,12 @@ class PartitionEngine:
         """Whether `advance` would close windows, since no message has come for so long."""
         if not self._idle_edges or self._changes.first_due(WINDOWS) is None:
             return False
-        idle = self._now() - self._last_message
-        return any(idle >= seconds and edge.name not in self._idle_closed for edge, seconds in self._idle_edges)
+        return any(self._now() >= time for _, time in self._idle_times())
+
+    def _idle_times(self) -> list[tuple[Windowed[Any], float]]:
+        """The edges with windows that may be open, and when these close if no message comes."""
+        edges = [(edge, idle) for edge, idle in self._idle_edges if edge.name not in self._idle_closed]
+        return [(edge, self._last_message + idle) for edge, idle in edges]
 
     def awake(self) -> None:
         """Messages wait to be handled, so the partition is not idle."""
@@ -607,9 +611,7 @@ class PartitionEngine:
             # The last checkpoint had no room for it.
             times.append(self._now())
         if self._idle_edges and self._changes.first_due(WINDOWS) is not None:
-            times += [
-                self._last_message + idle for edge, idle in self._idle_edges if edge.name not in self._idle_closed
-            ]
+            times += [time for _, time in self._idle_times()]
         return min(times, default=None)
 
     # Visits
