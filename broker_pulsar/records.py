@@ -407,13 +407,11 @@ class PulsarRecordSource(ReceivingSource):
         changes: dict[Change, list[tuple[AssignedPartition, PartitionState]]] = {change: [] for change in Change}
         stalled: list[AssignedPartition] = []
         for topic in tuple(self._topics):
-            stats = await self._connection.stats(topic, once=once)
-            for number, each in stats.items():
-                partition = self._partitions.get(TopicPartition(topic, number))
+            for place, state in (await self._states(topic, once=once)).items():
+                partition = self._partitions.get(place)
                 if partition is None:
-                    await self._join(topic, number, self._connection.topic(topic).partition(number))
+                    await self._join(topic, place.partition, self._connection.topic(topic).partition(place.partition))
                     continue
-                state = partition_state(each, self.group, partition.consumer_name)
                 change = partition.detect_change(state)
                 changes[change].append((partition, state))
                 if change is Change.NONE and partition.owned and state.active:
@@ -431,6 +429,14 @@ class PulsarRecordSource(ReceivingSource):
         await asyncio.gather(*(partition.request_redelivery() for partition in stalled))
         for partition in stalled:
             self._refill(partition)
+
+    async def _states(self, topic: str, *, once: bool) -> dict[TopicPartition, PartitionState]:
+        """The broker's view of our member's partitions of a topic."""
+        stats = await self._connection.stats(topic, once=once)
+        return {
+            TopicPartition(topic, number): partition_state(each, self.group, self._consumer_name)
+            for number, each in stats.items()
+        }
 
     def _lose(self, partitions: Sequence[AssignedPartition]) -> None:
         for partition in partitions:
@@ -453,6 +459,7 @@ class PulsarRecordSource(ReceivingSource):
         if any(state.others for _, state in found):
             # The former owner notices as late as we do, and may still commit.
             await asyncio.sleep(2 * self._connection.settings.rebalance_interval)
+            found = await self._still_assigned([partition for partition, _ in found])
         await asyncio.gather(*(self._rewind(partition) for partition, _ in found))
         await asyncio.gather(*(self._mark_owned(partition, state) for partition, state in found))
         if self._closed:
@@ -462,6 +469,15 @@ class PulsarRecordSource(ReceivingSource):
         self._listener.assigned([partition.topic_partition for partition, _ in found])
         for partition, _ in found:
             self._refill(partition)
+
+    async def _still_assigned(
+        self, partitions: Sequence[AssignedPartition]
+    ) -> list[tuple[AssignedPartition, PartitionState]]:
+        """Those of the partitions that no other member was assigned meanwhile, and their state now."""
+        topics = {partition.topic_partition.topic for partition in partitions}
+        states = {place: state for topic in topics for place, state in (await self._states(topic, once=True)).items()}
+        now = [(partition, states[partition.topic_partition]) for partition in partitions]
+        return [(partition, state) for partition, state in now if partition.detect_change(state) is Change.ASSIGNED]
 
     async def _mark_owned(self, partition: AssignedPartition, state: PartitionState) -> None:
         """Tell a former owner that it has lost the partition, which it also sees when the partition is free again."""

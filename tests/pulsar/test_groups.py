@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,6 +55,35 @@ async def more_sent(server: PulsarServer, topic: str, than: int) -> int:
 async def data_of(log: RecordConsumer[bytes], count: int) -> list[bytes | None]:
     records = [await log.next_record(timeout=60) for _ in range(count)]
     return [None if record is None else record.data for record in records]
+
+
+@pytest.mark.deep
+async def test_a_member_that_lost_a_partition_before_it_took_it_over_never_has_it(
+    bus: Bus, pulsar_server: PulsarServer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker passes the partition on while its new owner waits for the last commits of the former one."""
+    names = iter("cba")
+    monkeypatch.setattr("broker_pulsar.records.token_hex", lambda _size: next(names))
+
+    async def is_active(name: str) -> bool:
+        path = f"/admin/v2/persistent/public/default/{topic}-partition-0/stats"
+        _, body = await asyncio.to_thread(pulsar_server.request, "GET", path)
+        return json.loads(body)["subscriptions"]["billing"]["activeConsumerName"] == f"anybroker-{name}"
+
+    async with (
+        broker.connect(f"{pulsar_server.url}&rebalance_interval=5") as slow,
+        bus.records(topic, group="billing"),
+    ):
+        second = slow.records(topic, group="billing")
+        # Ends when the member has waited.
+        opening = asyncio.ensure_future(second.__aenter__())
+        await eventually(partial(is_active, "b"), 15, "the second member to be active")
+        async with bus.records(topic, group="billing") as third:
+            await eventually(partial(is_active, "a"), 15, "the third member to be active")
+            await opening
+            assert second.assignment() == []
+            await eventually(third.assignment, 15, "its assignment")
+        await second.close()
 
 
 @pytest.mark.deep
