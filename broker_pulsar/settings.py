@@ -131,7 +131,11 @@ class PulsarSettings(BackendSettings):
         description="Messages that a consumer prefetches; never more than max_outstanding",
     )
     nack_delay: float = Field(
-        default=0.1, ge=0.001, le=3600.0, description="Seconds until a nacked or released message is redelivered"
+        default=0.3,
+        ge=0.001,
+        le=3600.0,
+        description="Seconds until a nacked or released message is redelivered, with those of its batch that the "
+        "broker does not know as acked yet: the client sends acks within 0.1 s",
     )
     rebalance_interval: float = Field(
         default=0.5,

@@ -249,11 +249,11 @@ class Shapes(ConformanceCase):
             await eventually(lambda: len(begun) >= 3, harness.patience, "three handlers at once")
             assert len(begun) == 3
             gate.set()
-            await eventually(lambda: len(handled) >= 20, harness.patience, "all messages")
+            await eventually(lambda: len(set(handled)) >= 20, harness.patience, "all messages")
             await inbox.close()
             await work
         assert stood_still == []
-        assert sorted(body or b"" for body in handled) == numbered(20)
+        assert sorted(body or b"" for body in set(handled)) == numbered(20)
         async with bus.messages(topic, subscription="readers") as inbox:
             await nothing_more(inbox, harness.quiet)
 
@@ -282,11 +282,13 @@ class Shapes(ConformanceCase):
             work = asyncio.ensure_future(inbox.receive_batches(handle, max_messages=10))
             await eventually(lambda: begun, harness.patience, "a batch")
             gate.set()
-            await eventually(lambda: len(begun) >= 21, harness.patience, "all messages")
+            await eventually(
+                lambda: len(set(begun)) >= 20 and begun.count(unlucky) >= 2, harness.patience, "all messages"
+            )
             await inbox.close()
             await work
         assert stood_still == []
-        assert sorted(body or b"" for body in begun) == sorted([*numbered(20), unlucky])
+        assert sorted(body or b"" for body in set(begun)) == numbered(20)
 
     @promise("messages.handlers-are-isolated", "Context variables set by a handler are not visible to other handlers.")
     async def test_handlers_are_isolated(self, harness: Harness) -> None:
