@@ -435,8 +435,8 @@ class TableCopy:
             return
         rows: dict[bytes, bytes | None] = {}
         meta: dict[str, bytes] = {}
-        own = self._own
-        for place, part in batch.by_partition().items():
+        own, parts = self._own, batch.by_partition()
+        for place, part in parts.items():
             position = self.positions.get(place.partition, 0)
             for key, data, offset in part.rows("key", "data", "offset"):
                 position = offset + 1
@@ -449,7 +449,6 @@ class TableCopy:
                     rows[key] = data
             self.positions[place.partition] = position
             meta[position_name(place.partition)] = b"%d" % position
-            self.read[place.partition] += len(part)
         if self._before_write is not None and rows:
             self._before_write(rows)
         changes: dict[str, Mapping[bytes, bytes | None]] = {keys.ROWS: rows}
@@ -467,6 +466,8 @@ class TableCopy:
             await in_thread(lambda: self.store.write(changes, meta, durable=durable))
         else:
             self.store.write(changes, meta, durable=durable)
+        for place, part in parts.items():
+            self.read[place.partition] += len(part)
         self._advanced.set()
         self._advanced = asyncio.Event()
 
