@@ -6,11 +6,10 @@ calls at once within it. *Cancellation.* A cancelled call leaves what has begun 
 | what happened | error | the publisher afterwards |
 | --- | --- | --- |
 | a retriable error | retried for three times `request_timeout`, or the transaction's timeout if longer | goes on |
-| the broker aborted a transaction that was open for too long | `TransactionAborted` | a new producer of the same id |
 | the transaction must be aborted | `TransactionAborted`, or an error after which `abort` succeeds | goes on |
-| another producer of the id has fenced this one | `TransactionFatal` | is dead |
+| another producer of the id has fenced this one, or a transaction was open too long | `TransactionFatal` | is dead |
 
-The broker reports a timeout and a fence alike; a transaction open for more than `transaction_timeout_ms` is a timeout.
+The broker reports a timeout and a fence alike. So a publisher never takes its id back: it might be that of a newer one.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class KafkaTransaction:
         if self._since is not None:
             raise BackendError(f"A transaction of {self._id!r} is already open", advice="Commit or abort it first")
         if self._thread is None:
-            # The last transaction timed out. A producer that has taken the id since is fenced.
+            # The broker rejected all of the last transaction.
             await self._open_producer()
         self._since = monotonic()
         self._positions = None
@@ -237,14 +236,14 @@ class KafkaTransaction:
         if self._closed:
             raise Closed(f"The transactional publisher {self._id!r} was closed")
         if self._dead is not None:
-            raise TransactionFatal(self._dead.message, native=self._dead)
+            raise TransactionFatal(self._dead.message, native=self._dead, advice=self._dead.advice)
 
     def _current(self) -> _TransactionThread:
         self._check()
         if self._since is None:
             raise BackendError("No transaction is open", advice="Begin one first")
         if self._thread is None:
-            raise self._timed_out()
+            raise self._not_begun()
         return self._thread
 
     async def _is_same_cluster(self, other: Connection) -> bool:
@@ -288,7 +287,7 @@ class KafkaTransaction:
         """Make a call of the open transaction; close the producer if the error is fatal."""
         thread = self._thread
         if thread is None:
-            raise self._timed_out()
+            raise self._not_begun()
         try:
             await self._retry(thread, what, function)
         except BrokerError as error:
@@ -324,28 +323,31 @@ class KafkaTransaction:
                     await asyncio.sleep(min(backoff.next(), max(0.0, deadline - monotonic())))
 
     async def _close_dead(self, error: KafkaError | None) -> BrokerError:
-        """Close a dead producer; return why it is dead: the transaction timed out, or another producer has the id."""
+        """Close a dead producer; return why it is dead."""
         thread, self._thread = self._thread, None
         if thread is not None:
             await thread.stop(_CLOSE_SECONDS)
         if self._dead is not None:
             return self._dead
-        if self._since is not None and monotonic() - self._since >= self._timeout:
-            return self._timed_out()
         if thread is not None and thread.gap and error is not None and error.code() == KafkaError.INVALID_TXN_STATE:
             # The broker rejected every message, so no transaction began there, and none can be aborted.
-            return TransactionAborted(f"The transaction of {self._id!r} has not begun at the broker")
-        fenced = error is None or error.code() in FENCED
-        reason = "was fenced: another publisher opened this id" if fenced else "failed with a fatal error"
-        detail = "" if error is None or fenced else f": {error.str()}"
-        self._dead = TransactionFatal(f"Transactional publisher {self._id!r} {reason}{detail}")
+            return self._not_begun()
+        what = f"Transactional publisher {self._id!r}"
+        if error is not None and error.code() not in FENCED:
+            self._dead = TransactionFatal(f"{what} failed with a fatal error: {error.str()}")
+        elif self._since is not None and monotonic() - self._since >= self._timeout:
+            self._dead = TransactionFatal(
+                f"{what} ended: its transaction was open for more than {self._timeout:g} s, and the broker aborted it, "
+                "or another publisher opened this id",
+                advice="If no other has the id, open a new publisher; do less in one transaction, or raise "
+                "transaction_timeout_ms",
+            )
+        else:
+            self._dead = TransactionFatal(f"{what} was fenced: another publisher opened this id")
         return self._dead
 
-    def _timed_out(self) -> TransactionAborted:
-        return TransactionAborted(
-            f"The transaction of {self._id!r} was open for more than {self._timeout:g} s, and the broker aborted it",
-            advice="Do less in one transaction, or raise transaction_timeout_ms",
-        )
+    def _not_begun(self) -> TransactionAborted:
+        return TransactionAborted(f"The transaction of {self._id!r} has not begun at the broker")
 
 
 class _TransactionThread(ProducerThread):
