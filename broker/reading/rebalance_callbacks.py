@@ -2,21 +2,22 @@
 
 *Order.* For each partition: `on_assigned`, then `on_revoking` or `on_lost`, then the next `on_assigned`, which waits
 until the earlier call has ended. Calls for different partitions may overlap. *Cancellation.* A running `on_assigned` is
-cancelled when all of its partitions are revoked or lost, and when the consumer closes. *Failure.* An error of
-`on_assigned` ends the consumer, since its partitions cannot be read without the work of the callback; an error of the
-others is a warning.
+cancelled when one of its partitions is revoked or lost, and begins again with those that stay; the close cancels it,
+too. *Failure.* An error of `on_assigned` ends the consumer, since its partitions cannot be read without the work of the
+callback; an error of the others is a warning.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from broker.driver.assignments import AssignedPartition
 from broker.driver.concurrency import TaskSet
 from broker.driver.contract import TopicPartition
-from broker.errors import LeaseLost, OperationTimeout
+from broker.errors import ConfigurationError, LeaseLost, OperationTimeout
 
 __all__ = ["OnPartitions", "RebalanceCallbacks"]
 
@@ -24,14 +25,17 @@ OnPartitions = Callable[[Sequence[TopicPartition]], Awaitable[object]]
 """Awaited with the partitions that were assigned, are about to be revoked, or were lost."""
 
 
-class _Opening(NamedTuple):
-    """A running call of `on_assigned`.
+@dataclass(eq=False, slots=True)
+class _Opening:
+    """Partitions that wait for `on_assigned`.
 
     :ivar left: those that have not been revoked or lost since.
+    :ivar call: the running call of `on_assigned`.
     """
 
     partitions: frozenset[TopicPartition]
     left: set[TopicPartition]
+    call: asyncio.Task[None] | None = None
 
 
 class RebalanceCallbacks:
@@ -78,9 +82,10 @@ class RebalanceCallbacks:
         """
         partitions = frozenset(assigned.partition for assigned in new)
         # A partition that went may come back while a call with it runs, and what that does must not come later.
-        earlier = [task for task, call in self._opening.items() if call.partitions & partitions]
-        task = asyncio.get_running_loop().create_task(self._assign(new, before, earlier), name="broker-on-assigned")
-        self._opening[task] = _Opening(partitions, set(partitions))
+        earlier = [task for task, opening in self._opening.items() if opening.partitions & partitions]
+        opening = _Opening(partitions, set(partitions))
+        task = asyncio.get_running_loop().create_task(self._open(opening, new, before, earlier))
+        self._opening[task] = opening
         task.add_done_callback(self._opening.pop)
 
     async def revoking(self, partitions: Sequence[TopicPartition]) -> None:
@@ -91,7 +96,7 @@ class RebalanceCallbacks:
         if stopping := self._stop_opening(partitions):
             await asyncio.wait(stopping)
         if self._on_revoking is not None:
-            await self._on_revoking(partitions)
+            await _awaited("on_revoking", self._on_revoking, partitions)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Call `on_lost`, which nothing but the next `on_assigned` and the close wait for."""
@@ -109,44 +114,61 @@ class RebalanceCallbacks:
 
     def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether this task runs a callback."""
-        return task in self._opening or any(task is loss for loss in self._losses)
+        calls = [opening.call for opening in self._opening.values()]
+        return any(task is each for each in (*calls, *self._losses))
 
-    async def _assign(
+    async def _open(
         self,
+        opening: _Opening,
         new: Sequence[AssignedPartition],
         before: OnPartitions | None,
         earlier: Sequence[asyncio.Task[None]],
     ) -> None:
         timeout = asyncio.timeout(self._assign_timeout)
-        staying = new
+        waits = True
         try:
             async with timeout:
                 if ending := (*earlier, *self._losses):
                     await asyncio.wait(ending)
-                # Those that were revoked or lost before the call are not named in it.
-                while asked := [assigned for assigned in staying if not assigned.revoking]:
-                    partitions = sorted(assigned.partition for assigned in asked)
-                    try:
-                        if before is not None:
-                            await before(partitions)
-                        if self._on_assigned is not None:
-                            await self._on_assigned(partitions)
-                        break
-                    except LeaseLost:
-                        # Some were revoked or lost meanwhile: the call begins again with the others.
-                        staying = [assigned for assigned in asked if not assigned.revoking]
-                        if len(staying) == len(asked):
-                            raise
+                waits = False
+                await self._assign(opening, new, before)
         except Exception as error:
-            self._failed(self._too_late(new) if timeout.expired() else error)
+            self._failed(self._too_late(new, waits=waits) if timeout.expired() else error)
             return
         self._opened(new)
 
-    def _too_late(self, new: Sequence[AssignedPartition]) -> OperationTimeout:
+    async def _assign(self, opening: _Opening, new: Sequence[AssignedPartition], before: OnPartitions | None) -> None:
+        """Call `on_assigned` until it has returned for all partitions that stay."""
+        staying = new
+        # Those that were revoked or lost before the call are not named in it.
+        while asked := [assigned for assigned in staying if not assigned.revoking]:
+            partitions = sorted(assigned.partition for assigned in asked)
+            opening.call = asyncio.create_task(self._call(partitions, before), name="broker-on-assigned")
+            try:
+                await opening.call
+                return
+            except (asyncio.CancelledError, LeaseLost) as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise
+                # Some were revoked or lost meanwhile: the call begins again with the others.
+                staying = [assigned for assigned in asked if not assigned.revoking]
+                if len(staying) == len(asked):
+                    raise
+
+    async def _call(self, partitions: Sequence[TopicPartition], before: OnPartitions | None) -> None:
+        if before is not None:
+            await before(partitions)
+        if self._on_assigned is not None:
+            await _awaited("on_assigned", self._on_assigned, partitions)
+
+    def _too_late(self, new: Sequence[AssignedPartition], *, waits: bool) -> OperationTimeout:
         names = ", ".join(f"{topic!r}[{number}]" for topic, number in sorted(assigned.partition for assigned in new))
+        group, limit = f"of group {self._group!r}", f"assign_timeout, {self._assign_timeout:g} s"
         return OperationTimeout(
-            f"on_assigned of group {self._group!r} did not return within assign_timeout, {self._assign_timeout:g} s; "
-            f"it was called with {names}",
+            f"on_lost {group} did not return within {limit}; on_assigned waits for it, with {names}"
+            if waits
+            else f"on_assigned {group} did not return within {limit}; it was called with {names}",
             retriable=False,
             advice="Return earlier, or give bus.records a longer assign_timeout; None is no limit",
         )
@@ -159,16 +181,35 @@ class RebalanceCallbacks:
     ) -> None:
         if stopping:
             await asyncio.wait(stopping)
-        await on_lost(partitions)
+        await _awaited("on_lost", on_lost, partitions)
 
     def _stop_opening(self, partitions: Collection[TopicPartition]) -> list[asyncio.Task[None]]:
-        """Cancel and return the calls of `on_assigned` of whose partitions none is left."""
+        """Cancel and return the calls of `on_assigned` with these partitions."""
         stopping: list[asyncio.Task[None]] = []
-        for task, call in self._opening.items():
-            if call.left:
-                call.left.difference_update(partitions)
-                if not call.left:
-                    task.cancel()
-            if not call.left:
+        for task, opening in self._opening.items():
+            if opening.left.isdisjoint(partitions):
+                if not opening.left:
+                    stopping.append(task)
+                continue
+            opening.left.difference_update(partitions)
+            if not opening.left:
+                task.cancel()
                 stopping.append(task)
+            elif opening.call is not None:
+                opening.call.cancel()
+                stopping.append(opening.call)
         return stopping
+
+
+async def _awaited(name: str, callback: OnPartitions, partitions: Sequence[TopicPartition]) -> None:
+    """Await a callback of the application.
+
+    :raises ConfigurationError: it is no async function.
+    """
+    result: object = callback(partitions)
+    if not isinstance(result, Awaitable):
+        raise ConfigurationError(
+            f"{name} is {callback!r}, which returned {result!r} and cannot be awaited",
+            advice="Write it with async def, or use broker.blocking",
+        )
+    await result

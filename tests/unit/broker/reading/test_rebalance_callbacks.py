@@ -145,16 +145,18 @@ async def test_a_call_that_never_returns_is_named_with_its_deadline() -> None:
         assert raised.value.advice
 
 
-async def test_on_assigned_is_cancelled_once_all_its_partitions_are_gone() -> None:
+async def test_on_assigned_is_cancelled_and_begins_again_with_the_partitions_that_stay() -> None:
     callbacks = Callbacks()
     async with bench(0, 1, **callbacks.options) as b:
         await turns()
         await b.source.revoke(0)
-        assert callbacks.cancelled == 0
-        b.source.lose(1)
         await turns()
         assert callbacks.cancelled == 1
-        assert callbacks.calls == [("assigned", [0, 1]), ("revoking", [0]), ("lost", [1])]
+        assert sorted(callbacks.calls[1:]) == [("assigned", [1]), ("revoking", [0])]
+        b.source.lose(1)
+        await turns()
+        assert callbacks.cancelled == 2
+        assert callbacks.calls[3:] == [("lost", [1])]
         callbacks.gate.set()
         b.source.assign(0, 1)
         b.source.append(1)
@@ -232,11 +234,54 @@ async def test_on_assigned_of_a_partition_waits_for_its_earlier_call() -> None:
         await b.source.revoke(1)
         b.source.assign(1)
         await turns()
-        assert order == ["begin [0, 1]"], "a late seek of this call would take the partition back"
+        assert order == ["begin [0, 1]", "begin [0]"], "a late seek of the call would take the partition back"
         loaded.set()
-        b.source.append(*range(5), partition=1)
-        assert await offsets(b, 2) == [3, 4]
-        assert order == ["begin [0, 1]", "end [0, 1]", "begin [1]", "end [1]"]
+        b.source.append(*range(6), partition=1)
+        assert await offsets(b, 2) == [4, 5]
+        assert order == ["begin [0, 1]", "begin [0]", "end [0]", "begin [1]", "end [1]"]
+
+
+async def test_nothing_is_loaded_for_a_partition_after_its_on_revoking() -> None:
+    state: set[TopicPartition] = set()
+    slow = asyncio.Event()
+
+    async def load(partitions: Sequence[TopicPartition]) -> None:
+        for partition in partitions:
+            await slow.wait()
+            state.add(partition)
+
+    async def drop(partitions: Sequence[TopicPartition]) -> None:
+        state.difference_update(partitions)
+
+    async with bench(0, 1, on_assigned=load, on_revoking=drop) as b:
+        await turns()
+        await b.source.revoke(1)
+        slow.set()
+        b.source.append(1)
+        assert await offsets(b, 1) == [1]
+        assert state == {P0}
+
+
+async def test_a_callback_that_cannot_be_awaited_is_named() -> None:
+    plain: Any = print
+    async with bench(on_assigned=plain) as b:
+        with pytest.raises(ConfigurationError, match="on_assigned is <built-in function print>") as raised:
+            await b.consumer.next_record()
+        assert "async def" in raised.value.advice
+
+
+async def test_a_hanging_on_lost_is_named() -> None:
+    async def loaded(_: Sequence[TopicPartition]) -> None: ...
+
+    async def never(_: Sequence[TopicPartition]) -> None:
+        await asyncio.Event().wait()
+
+    async with bench(on_assigned=loaded, on_lost=never, assign_timeout=0.05, close_timeout=0.01) as b:
+        await turns()
+        b.source.lose(0)
+        b.source.assign(0)
+        with pytest.raises(OperationTimeout, match=r"on_lost of group .* on_assigned waits for it, with 'orders'\[0\]"):
+            await b.consumer.next_record()
 
 
 async def test_lost_is_told_apart_from_revoking() -> None:
@@ -291,7 +336,8 @@ async def test_the_close_cancels_on_assigned_and_waits_for_on_lost() -> None:
     async with bench(0, 1, on_assigned=callbacks.on_assigned, on_lost=on_lost) as b:
         await turns()
         b.source.lose(1)
-    assert callbacks.cancelled == 1
+        await turns()
+    assert callbacks.cancelled == 2
     assert cleaned == [P1]
 
 
