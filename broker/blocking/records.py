@@ -332,6 +332,15 @@ class RecordConsumer(Generic[T]):
         """
         self._portal.call(self.asynchronous.commit)
 
+    def commit_records(self, records: Sequence[BlockingRecord[T]]) -> None:
+        """Commit the positions after these records, which settles all lower offsets. A position never falls.
+
+        :raises LeaseLost: a partition was revoked, or another consumer delivered the records; the other partitions are
+            committed.
+        :raises BrokerError: the commit failed; it may be repeated.
+        """
+        self._portal.call(self.asynchronous.commit_records, [record._record for record in records])
+
     def commit_positions(self, positions: OwnPositions) -> None:
         """Commit positions of your own: for each partition the next offset to read, which settles all lower ones.
 

@@ -161,7 +161,12 @@ class KafkaTopics:
             if await self.create(name, partitions or self._settings.partitions, new):
                 return await self.describe_topic(name)
             found = await describe_topic(self._connection, name)
-        if compacted and not _is_compacted(await self._config(name)):
+        if compacted and not _is_compacted(config := await self._config(name)):
+            if "compact" in (policy := config.get(_POLICY) or ""):
+                raise Unsupported(
+                    f"Topic {name!r} has cleanup.policy={policy}: its rows are deleted after a while, too",
+                    advice="Set it to compact, or create another topic with ensure_topic(compacted=True)",
+                )
             raise not_compacted(name)
         await self._change(name, found, partitions, options)
         return await self.describe_topic(name)
@@ -442,7 +447,8 @@ def _text(option: str, value: object) -> str:
 
 
 def _is_compacted(config: Mapping[str, str | None]) -> bool:
-    return "compact" in (config.get(_POLICY) or "")
+    """Whether the last value of each key stays; with `compact,delete` it goes when it is old."""
+    return (config.get(_POLICY) or "").strip() == "compact"
 
 
 def _code(error: BrokerError) -> int | None:

@@ -219,6 +219,13 @@ async def test_a_compacted_topic_is_not_purged(spi: KafkaAdmin, name: str):
         await spi.purge(name)
 
 
+async def test_a_topic_whose_old_rows_go_is_no_table(spi: KafkaAdmin, name: str):
+    made = await ensure(spi, name, options={"cleanup.policy": "compact,delete"})
+    assert not made.compacted
+    with pytest.raises(Unsupported, match=r"cleanup\.policy=compact,delete: its rows are deleted"):
+        await spi.ensure_compacted_topic(name, partitions=None, options={})
+
+
 async def test_a_new_topic_has_the_defaults_of_the_settings(kafka: KafkaServer, name: str):
     connection = Connection(KafkaSettings(servers=(kafka.bootstrap,), partitions=5, replication_factor=1), Hooks())
     await connection.open()

@@ -133,6 +133,17 @@ def test_an_error_of_on_assigned_is_raised_by_the_next_call(bus: broker.blocking
         log.next_record()
 
 
+def test_some_records_are_committed(bus: broker.blocking.Bus) -> None:
+    publish(bus, 3)
+    with bus.records(TOPIC, group="some") as log:
+        first, second, _ = [log.next_record(timeout=5) for _ in range(3)]
+        assert first is not None
+        assert second is not None
+        log.commit_records([first, second])
+        (partition,) = log.assignment()
+        assert log.committed() == {partition: second.offset + 1}
+
+
 def test_own_positions_are_committed(bus: broker.blocking.Bus) -> None:
     bus.admin.ensure_topic("totals", partitions=1)
     publish(bus, 10)
