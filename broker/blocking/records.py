@@ -339,7 +339,8 @@ class RecordConsumer(Generic[T]):
             committed.
         :raises BrokerError: the commit failed; it may be repeated.
         """
-        self._portal.call(self.asynchronous.commit_records, [record._record for record in records])
+        own = [record._record for record in records]  # pyright: ignore[reportPrivateUsage]
+        self._portal.call(self.asynchronous.commit_records, own)
 
     def commit_positions(self, positions: OwnPositions) -> None:
         """Commit positions of your own: for each partition the next offset to read, which settles all lower ones.
