@@ -1,6 +1,7 @@
 """`Context`: what a callback sees of its message and of the state of the group.
 
-A context is a typed face of the engine, its `Scope`. There is one for each partition, valid while a callback runs.
+A context is a typed face of the engine, its `Scope`. There is one for each partition, valid while a callback runs:
+after a callback that has called `defer`, it still has the message, and refuses the rest.
 Values are copies: a value is encoded when it is set, and decoded whenever it is read, so a callback that changes a
 value and does not set it changes nothing.
 
@@ -33,7 +34,18 @@ from broker_streams.handles import (
     as_ms,
 )
 
-__all__ = ["Context", "Done", "Graph", "Incoming", "Scope", "Window", "attributes_of", "moment_of", "record_of"]
+__all__ = [
+    "Context",
+    "Done",
+    "Graph",
+    "Incoming",
+    "Scope",
+    "Window",
+    "attributes_of",
+    "moment_of",
+    "record_of",
+    "used_late",
+]
 
 T = TypeVar("T")
 
@@ -138,6 +150,29 @@ class Scope(Protocol):
     def set_window(self, window: Window[Any], value: Any) -> None: ...
 
 
+class _Ended:
+    """The scope of a context after its callback: the message is there, everything else is refused."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.partition = scope.partition
+        self.key = scope.key
+        self.message = scope.message
+        self.payload = scope.payload
+        self.timestamp_ms = scope.timestamp_ms
+        self.stream_time = scope.stream_time
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise used_late(self.key)
+
+
+def used_late(key: str) -> ConfigurationError:
+    """The error of a context that is used after its callback."""
+    return ConfigurationError(
+        f"The context of key {key!r} is used after its callback has returned",
+        advice="Read and write rows, timers and outputs within the callback; what comes later, publish to an input",
+    )
+
+
 class Window(Generic[T]):
     """A window of a key: the time from `start` to `end`, without the end, and a value.
 
@@ -204,6 +239,10 @@ class Context:
     def of(cls, context: Context) -> Self:
         """The same context as one of this class, for a subclass that sees or changes what callbacks do."""
         return cls(context._scope, context._group)
+
+    def end(self) -> None:
+        """The callback has returned: from now on, the context has its message only. Called by the engine."""
+        self._scope = cast("Scope", _Ended(self._scope))
 
     @property
     def group(self) -> str:
@@ -358,7 +397,8 @@ class Context:
     def defer(self, timeout: float = 60) -> Done:
         """Hold the position of the message until the returned function is called, as for a call to a service.
 
-        `done()` ends it. `done(error)` fails the message, and so do `timeout` seconds. Only the first call counts.
+        The context ends with its callback all the same: what the service answers cannot be written to it. `done()` ends
+        the deferral. `done(error)` fails the message, and so do `timeout` seconds. Only the first call counts.
 
         :raises ConfigurationError: the timeout is not a number above 0.
         """

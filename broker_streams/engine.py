@@ -48,7 +48,7 @@ from broker_streams.edges import Input, Loop, Timer, Visitor, Windowed
 from broker_streams.effects import Effects, SenderPlace, sender_of
 from broker_streams.failures import DeadLetter, LastPolicy, Retrying, Skip, StreamFailed, dead_letter, describe
 from broker_streams.graph import Group
-from broker_streams.handles import Clock
+from broker_streams.handles import Clock, Persist
 from broker_streams.turn import NEVER, Reader, Turn
 
 __all__ = ["Effects", "PartitionEngine", "Reader", "StateReader"]
@@ -134,7 +134,7 @@ class PartitionEngine:
         self._most_dirty: float = NEVER if most_rows is None else most_rows - 2
         self._changes = Changes(state)
         self._deferrals = Deferrals(now, sleep)
-        self._turn = turn = Turn(
+        self._turn = Turn(
             group,
             partition,
             self._changes,
@@ -144,8 +144,8 @@ class PartitionEngine:
             attributes=attributes or {},
             now=now,
         )
-        context = Context(turn, group)
-        self._context = context if wrap is None else wrap(context)
+        self._wrap = wrap
+        self._context = self._new_context()
         self._sources = {
             topic: _Source(topic, edge, f"{group.name}/{topic}/{partition}/") for topic, edge in group.consumed.items()
         }
@@ -165,6 +165,17 @@ class PartitionEngine:
         self._base = checkpoint
         self._number = 0
         self._restore()
+
+    def _new_context(self) -> Context:
+        context = Context(self._turn, self.group)
+        return context if self._wrap is None else self._wrap(context)
+
+    def _detach(self) -> Context:
+        """End the context of a deferred message; return the one of the next turns."""
+        self._turn.detached = False
+        self._context.end()
+        self._context = self._new_context()
+        return self._context
 
     # Messages
 
@@ -249,6 +260,8 @@ class PartitionEngine:
             except BaseException as error:
                 turn.undo()
                 await self._callback_failed(source, message, timestamp, error)
+            if turn.detached:
+                context = self._detach()
             source.position = offset + 1
             source.messages += 1
             if data is not None:
@@ -285,6 +298,8 @@ class PartitionEngine:
             assert message.key is not None
             # The callback may have changed the payload.
             payload = None if message.data is None and source.passes else source.decode(message.data)
+            if turn.detached:
+                self._detach()
             turn.begin(message.key, message, payload, timestamp, source.prefix, message.offset)
             try:
                 await self._run(source.callback, payload)
@@ -329,6 +344,9 @@ class PartitionEngine:
         if turn.broken is not None:
             broken, turn.broken = turn.broken, None
             raise broken
+        if isinstance(error, asyncio.CancelledError) and not _is_cancelled():
+            found = RuntimeError("The callback raised CancelledError, and was not cancelled")
+            found.__cause__, error = error, found
         if not isinstance(error, Exception) or (self.raises is not None and self.raises(error)):
             raise error
         self._counts["failed"] += 1
@@ -523,6 +541,9 @@ class PartitionEngine:
         except BaseException as error:
             failed = self._counted(error)
             raise self._stopped(what, turn.key, failed) from failed
+        finally:
+            if turn.detached:
+                self._detach()
 
     def _stopped(self, what: str, key: str, error: BaseException) -> StreamFailed:
         return StreamFailed(
@@ -679,9 +700,28 @@ class PartitionEngine:
         count = 0
         for key, data in rows:
             if not keys.is_reserved(key):
-                self._changes.put(key, persist.upgrade(base.version, data))
+                self._changes.put(key, self._upgraded(persist, base.version, key, data))
                 count += 1
         return count
+
+    def _upgraded(self, persist: Persist[Any], version: int, key: bytes, data: bytes) -> bytes:
+        """:raises StreamFailed: `upgrade` has raised, or has returned what is no row."""
+        try:
+            found: object = persist.upgrade(version, data) if persist.upgrade is not None else None
+            if not isinstance(found, bytes):
+                raise TypeError(f"it returned {found!r}, not bytes")
+            persist.codec.decode(found)
+        except Exception as error:
+            name = keys.decode(key)
+            raise StreamFailed(
+                f"Table {self.group.table!r}, partition {self.partition}: upgrade= of the row of {name!r} from version "
+                f"{version} failed: {describe(error)}",
+                partition=self.partition,
+                key=name,
+                native=error,
+                advice="Mend it and start again: nothing was written",
+            ) from error
+        return found
 
     # Checkpoints
 
@@ -799,6 +839,16 @@ def _limited(edge: Input[Any] | Loop[Any]) -> Callable[[Any, Any], Any]:
 
 def _order(found: tuple[Any, ...]) -> tuple[Any, ...]:
     return found[:3]
+
+
+def _is_cancelled() -> bool:
+    """Whether the task that runs the callback is being cancelled."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        # Without an event loop.
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def _hash(key: bytes) -> str:

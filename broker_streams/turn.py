@@ -16,7 +16,7 @@ from broker_streams import keys
 from broker_streams.agenda import PARTS, WALL, Agenda, OpenWindow
 from broker_streams.changes import UNREAD, Changes
 from broker_streams.checkpoint import Checkpoint
-from broker_streams.context import Done, Incoming, Window
+from broker_streams.context import Done, Incoming, Window, used_late
 from broker_streams.deferrals import Deferral, Deferrals
 from broker_streams.edges import Session, Windowed
 from broker_streams.effects import SENDER
@@ -50,6 +50,7 @@ class Turn:
     :ivar closed: by edge the end of the last window that closed because the partition was idle.
     :ivar fired: the place of what timers and windows published last: event time, and a number within it.
     :ivar firing: the clock of the timers that are called.
+    :ivar detached: a callback has deferred its message, and may still have its context.
     :ivar broken: the error of a store or of a copy of a table that could not be read: no policy of an edge applies.
     """
 
@@ -106,7 +107,9 @@ class Turn:
         self._closing: tuple[Window[Any], bytes] | None = None
         self._deferred: list[Deferral] = []
         self.firing: Clock | None = None
+        self.detached = False
         self.broken: Exception | None = None
+        self._open = False
 
     # One turn
 
@@ -126,6 +129,7 @@ class Turn:
         self.payload = payload
         self.timestamp_ms = timestamp_ms
         self.turn += 1
+        self._open = True
         self._prefix = prefix
         self._at = at
         self._row = UNREAD
@@ -137,6 +141,7 @@ class Turn:
         """
         if self.broken is not None:
             raise self.broken
+        self._open = False
         if self._row_changed:
             self._changes.put(self._wire, self._row)
             self._row_changed = False
@@ -151,6 +156,7 @@ class Turn:
 
     def undo(self) -> None:
         """Forget what the callback did."""
+        self._open = False
         del self.outputs[self._mark :]
         self.fired = self._fired_before
         self._row_changed = False
@@ -221,12 +227,16 @@ class Turn:
     def set_row(self, value: Any) -> None:
         if self._write_row is None:
             raise self._no_table()
+        if not self._open:
+            raise used_late(self.key)
         self._row = self._write_row("The row", self.key, value)
         self._row_changed = True
         if self._ttl is not None:
             self._changing_agenda().expiry = self.stream_time + self._ttl
 
     def delete_row(self) -> None:
+        if not self._open:
+            raise used_late(self.key)
         if self._read_row() is None:
             return
         self._row = None
@@ -275,6 +285,8 @@ class Turn:
         self._publish(self._group.loop_topic, wire, data, sent)
 
     def _publish(self, topic: str, key: bytes | None, data: bytes | None, attributes: Mapping[str, str] | None) -> None:
+        if not self._open:
+            raise used_late(self.key)
         milliseconds = self.timestamp_ms
         if milliseconds != self._publish_ms:
             self._publish_ms = milliseconds
@@ -294,6 +306,9 @@ class Turn:
         return self.stream_time, number + 1 if time == self.stream_time else 0
 
     def defer(self, timeout: float) -> Done:
+        if not self._open:
+            raise used_late(self.key)
+        self.detached = True
         deferral = self._deferrals.add(self.message, timeout)
         self._deferred.append(deferral)
         return deferral
@@ -309,6 +324,8 @@ class Turn:
         return agenda
 
     def _changing_agenda(self) -> Agenda:
+        if not self._open:
+            raise used_late(self.key)
         self._agenda_changed = True
         return self.agenda()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -898,3 +899,92 @@ def test_rows_of_an_older_version_are_upgraded():
     rig.restart()
     with pytest.raises(ConfigurationError, match="version 2"):
         _ = rig.engine.needs_upgrade
+
+
+def late_users(rig: Rig, ctx: Context) -> list[Callable[[], object]]:
+    rows, out, timer = rig.group.persist, rig.group.outputs[0], rig.group.timers[0]
+    assert rows is not None
+
+    def write() -> None:
+        ctx[rows] = 1
+
+    def delete() -> None:
+        del ctx[rows]
+
+    return [
+        write,
+        delete,
+        lambda: ctx.emit(out, key=ctx.key, value=1),
+        lambda: ctx.set_timer(timer, after=1),
+        lambda: ctx.defer(),
+    ]
+
+
+@pytest.mark.parametrize("use", range(5))
+@pytest.mark.parametrize("deferred", [True, False])
+def test_a_context_that_is_used_after_its_callback_is_refused(use: int, deferred: bool):
+    contexts: list[Context] = []
+    rows, out, timer = Persist(Json(int)), Output("out", Json(int)), Timer("timer", lambda ctx: None)
+
+    def handle(ctx: Context, value: int) -> None:
+        contexts.append(ctx)
+        if deferred and value == 1:
+            ctx.defer()()
+        ctx[rows] = value
+
+    rig = Rig(group_of(handle, rows, out, timer))
+    rig.send("ann", 1)
+    if deferred:
+        # The context of a deferred message stays its own while others are handled.
+        rig.send("bob", 2)
+        assert (contexts[0].key, contexts[0].payload, contexts[0].topic) == ("ann", 1, IN)
+        assert contexts[1] is not contexts[0]
+    with pytest.raises(ConfigurationError, match="The context of key 'ann' is used after its callback") as raised:
+        late_users(rig, contexts[0])[use]()
+    assert "within the callback" in raised.value.advice
+    rig.send("bob", 3)
+    rig.checkpoint()
+    assert rig.rows() == {"ann": 1, "bob": 3}
+    assert rig.values("out") == []
+
+
+async def test_a_callback_that_was_not_cancelled_and_raises_cancelled_error_has_failed():
+    async def handle(ctx: Context, value: int) -> None:
+        if value == 0:
+            task = asyncio.ensure_future(asyncio.Event().wait())
+            await asyncio.sleep(0)
+            task.cancel()
+            await task
+        ctx[rows] = value
+
+    rows = Persist(Json(int))
+    rig = Rig(group_of(handle, rows, on_error=SKIP))
+    await rig.engine.handle([rig.message("a", 1), rig.message("b", 0), rig.message("c", 2)])
+    rig.checkpoint()
+    assert rig.rows() == {"a": 1, "c": 2}
+    assert rig.counts["skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("upgrade", "reason"),
+    [
+        (lambda version, data: None, "it returned None, not bytes"),
+        (lambda version, data: b"no json", "DecodeError"),
+        (lambda version, data: 1 // 0, "ZeroDivisionError"),
+    ],
+)
+def test_an_upgrade_that_gives_no_row_is_named_and_writes_nothing(upgrade: Any, reason: str):
+    rows = Persist(Json(int))
+
+    def handle(ctx: Context, value: int) -> None:
+        ctx[rows] = value
+
+    rig = Rig(group_of(handle, rows))
+    rig.send("a", 1)
+    rig.checkpoint()
+    rig.group = group_of(handle, Persist(Json(int), version=2, upgrade=upgrade))
+    rig.restart()
+    with pytest.raises(StreamFailed, match=f"upgrade= of the row of 'a' from version 1 failed: .*{reason}") as raised:
+        rig.engine.upgrade(rig.store.items(keys.ROWS))
+    assert raised.value.key == "a"
+    assert rig.engine.dirty == 0
