@@ -28,6 +28,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     :ivar number: of the checkpoint, counted from the first of the partition.
     :ivar version: of the rows: `Persist(version=)`.
     :ivar fingerprint: of the group, as `group.fingerprint()`.
+    :ivar identities: by topic what its broker calls it, which differs for a topic that was recreated.
     :ivar redo: the token of the redo records that have its rows, while the table may lack some; otherwise empty.
     """
 
@@ -42,6 +43,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: dict[str, Any] = {}
     format: int = _FORMAT
     redo: str = ""
+    identities: dict[str, str] = {}
 
     def pack(self) -> bytes:
         """The bytes of the checkpoint."""

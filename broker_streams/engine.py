@@ -127,6 +127,8 @@ class PartitionEngine:
         self.group: Final = group
         self.partition: Final = partition
         self.raises: Callable[[Exception], bool] | None = None
+        self.identities: dict[str, str] = {}
+        """Of the topics, for checkpoints."""
         self._now = now
         self._sleep = sleep
         self._epoch = epoch
@@ -768,6 +770,7 @@ class PartitionEngine:
             number=self._number,
             version=self._version,
             fingerprint=self._fingerprint,
+            identities=self.identities,
         )
         rows, due = self._changes.take()
         topics: dict[str, tuple[int, int]] = {}

@@ -248,7 +248,10 @@ class Reset:
             # What was seen of the loop, and the time of the partition, belong to messages that are handled again.
             kept = Checkpoint(version=before.version, fingerprint=before.fingerprint)
         kept = kept.settled()
-        return msgspec.structs.replace(kept, positions=positions, epoch=before.epoch + 1, number=before.number + 1)
+        # The new positions are of the topics as they are now.
+        return msgspec.structs.replace(
+            kept, positions=positions, identities={}, epoch=before.epoch + 1, number=before.number + 1
+        )
 
 
 def _moves(stored: StoredGroup, to: ResetTo) -> list[Move]:

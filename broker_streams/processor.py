@@ -43,6 +43,7 @@ from broker import (
     Retry,
     Service,
     TopicPartition,
+    TopicRecreated,
     Unsupported,
 )
 from broker.checks import check_count, check_seconds, is_whole
@@ -151,6 +152,8 @@ class Processor(Service):
         self._checkpoints: Checkpointer | None = None
         self._reading: RecordConsumer[Any] | None = None
         self._partitions = 0
+        self._identities: dict[str, str] = {}
+        """What the broker calls the topics that the group consumes."""
         self._paused = False
         self._without_since: float | None = None
         """Since when it has been in its group without a partition."""
@@ -198,6 +201,9 @@ class Processor(Service):
             check_capabilities(self.bus.capabilities, consumed)
             commits = choose_commits(self.bus, self.group, self._guarantee, self._open_directory())
             self._partitions = await self._policy.prepare(self.bus, self.group)
+            for topic in consumed:
+                if (identity := await self.bus.admin.topic_identity(topic)) is not None:
+                    self._identities[topic] = identity
             self._check_standby()
         except BaseException:
             self._close_directory()
@@ -659,6 +665,7 @@ class Processor(Service):
             )
         if checkpoint.fingerprint:
             self._tell_differences(checkpoint.fingerprint)
+        self._check_identities(checkpoint)
         missing = {topic: position for topic, position in committed.items() if topic not in checkpoint.positions}
         missing |= (starts := await self._starts(partition, {*checkpoint.positions, *missing}))
         checkpoint = msgspec.structs.replace(checkpoint, positions={**missing, **checkpoint.positions})
@@ -682,12 +689,24 @@ class Processor(Service):
             logger.info(
                 "Upgraded %s of partition %d of table %s", counted(upgraded, "row"), partition, self.group.table
             )
+        runner.engine.identities = self._identities
         runner.pause(self._paused)
         if starts:
             # Otherwise a restart before the first checkpoint would begin later.
             await consumer.seek({place: runner.engine.positions.get(place.topic) for place in places})
             await checkpoints.write((runner,), patience=_CLOSE_SECONDS, force=True)
         await self._start(runner)
+
+    def _check_identities(self, checkpoint: Checkpoint) -> None:
+        """:raises TopicRecreated: a position of the checkpoint is of a topic that is gone."""
+        for topic, position in checkpoint.positions.items():
+            before, now = checkpoint.identities.get(topic), self._identities.get(topic)
+            if before is not None and now is not None and before != now:
+                raise TopicRecreated(
+                    f"Topic {topic!r} was deleted and recreated since the last checkpoint of group "
+                    f"{self.group.name!r}, whose position in it, {position}, means other messages now",
+                    advice=f"`broker streams reset {self.group.name}` reads it from the beginning; the rows stay",
+                )
 
     def _check_positions(
         self, partition: int, committed: Mapping[str, int], packed: bytes | None, *, together: bool

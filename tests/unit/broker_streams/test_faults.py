@@ -21,6 +21,7 @@ from broker import (
     OffsetOutOfRange,
     StorageFailed,
     Text,
+    TopicRecreated,
     connect,
 )
 from broker_inmem import Broker, BrokerOptions, InmemSettings
@@ -308,6 +309,26 @@ async def test_a_position_that_retention_has_overtaken(tmp_path: Path) -> None:
             await work.run()
         async with processing(bus), viewing(bus) as view:
             await until(lambda: total(view) == 15)
+
+
+async def test_an_input_that_was_recreated_is_named(tmp_path: Path) -> None:
+    async with connect(InmemSettings(broker=Broker())) as bus:
+        await prepare(bus, 1)
+        await publish(bus, ones(5))
+        async with processing(bus), viewing(bus) as view:
+            await until(lambda: total(view) == 5)
+        await bus.admin.delete_topic("clicks")
+        await bus.admin.ensure_topic("clicks", partitions=1)
+        await publish(bus, ones(10))
+        with pytest.raises(TopicRecreated, match=r"'clicks' was deleted .* in it, 5, means other") as raised:
+            await processing(bus).run()
+        assert "broker streams reset counts" in raised.value.advice
+        stored = await find_group(bus, "counts")
+        async with Reset(bus, stored, to="earliest", rows=False, state_dir=tmp_path) as work:
+            await work.run()
+        for _ in range(2):
+            async with processing(bus), viewing(bus) as view:
+                await until(lambda: total(view) == 15)
 
 
 def test_time_that_goes_backwards_does_not_turn_event_time_back() -> None:
