@@ -36,7 +36,7 @@ from hashlib import blake2b
 from inspect import isawaitable
 from typing import Any, Final
 
-from broker import ConfigurationError, DecodeError, OutboundMessage
+from broker import ConfigurationError, DecodeError, Limits, OutboundMessage
 from broker.checks import name_of
 from broker_streams import keys
 from broker_streams.agenda import EVENT, WALL, WINDOWS, Agenda, OpenWindow
@@ -55,6 +55,7 @@ __all__ = ["Effects", "PartitionEngine", "Reader", "StateReader"]
 
 logger: Final = logging.getLogger("broker_streams")
 
+_NO_LIMITS: Final = Limits()
 _NONE: Final[Mapping[str, Any]] = {}
 
 
@@ -102,6 +103,7 @@ class PartitionEngine:
     :param now: the machine's time, in seconds since 1970.
     :param sleep: waits for seconds, between attempts and for deadlines.
     :param attributes: of all messages to outputs and the loop; attributes given with a message override them.
+    :param limits: of the broker; what does not fit is refused within the callback.
     :param wrap: called once with the context; callbacks get what it returns.
     :param epoch: of this owner of the partition, for its checkpoints.
     :param most_rows: of one checkpoint, 2 or more: `handle` and `advance` return early rather than change more.
@@ -120,6 +122,7 @@ class PartitionEngine:
         now: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
         attributes: Mapping[str, str] | None = None,
+        limits: Limits = _NO_LIMITS,
         wrap: Callable[[Context], Context] | None = None,
         epoch: int = 0,
         most_rows: int | None = None,
@@ -144,6 +147,7 @@ class PartitionEngine:
             joins=joins,
             lookups=lookups,
             attributes=attributes or {},
+            limits=limits,
             now=now,
         )
         self._wrap = wrap

@@ -17,7 +17,7 @@ from enum import StrEnum
 from itertools import count, islice, repeat
 from typing import Any, Final, cast
 
-from broker import Bounds, BrokerError, Bus, RecordBatch
+from broker import Bounds, BrokerError, Bus, Limits, RecordBatch
 from broker_streams import keys
 from broker_streams.alignment import Alignment
 from broker_streams.checkpoint import Checkpoint
@@ -190,7 +190,7 @@ class PartitionRunner:
     :param progress: called after messages were handled.
     :param want_checkpoint: called when a checkpoint has to come before the next message.
     :param failed: called with the error that has ended the runner.
-    :param attributes: as of the engine, like `wrap` and `raises`.
+    :param attributes: as of the engine, like `limits`, `wrap` and `raises`.
     """
 
     def __init__(
@@ -207,6 +207,7 @@ class PartitionRunner:
         progress: Callable[[int], object],
         want_checkpoint: Callable[[], object],
         failed: Callable[[PartitionRunner, BaseException], object],
+        limits: Limits,
         attributes: Mapping[str, str] | None = None,
         wrap: Callable[[Context], Context] | None = None,
         raises: Callable[[Exception], bool] | None = None,
@@ -225,6 +226,7 @@ class PartitionRunner:
             sleep=asyncio.sleep,
             epoch=epoch,
             attributes=attributes,
+            limits=limits,
             wrap=wrap,
             most_rows=most_rows,
         )

@@ -682,6 +682,7 @@ class Processor(Service):
             want_checkpoint=checkpoints.wake,
             failed=self._runner_failed,
             attributes=self._attributes,
+            limits=self.bus.capabilities.publish.limits,
             wrap=self._wrap,
             raises=self.bus.hooks.raises,
         )

@@ -11,7 +11,16 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import Any, Final, Protocol
 
-from broker import BrokerError, Codec, ConfigurationError, InvalidMessage, Json, OutboundMessage
+from broker import (
+    BrokerError,
+    Codec,
+    ConfigurationError,
+    InvalidMessage,
+    Json,
+    Limits,
+    MessageTooLarge,
+    OutboundMessage,
+)
 from broker_streams import keys
 from broker_streams.agenda import PARTS, WALL, Agenda, OpenWindow
 from broker_streams.changes import UNREAD, Changes
@@ -64,8 +73,12 @@ class Turn:
         joins: Mapping[str, Reader],
         lookups: Mapping[str, Reader],
         attributes: Mapping[str, str],
+        limits: Limits,
         now: Callable[[], float],
     ) -> None:
+        self._largest = min((each for each in (limits.body, limits.message) if each is not None), default=NEVER)
+        """Bytes of a row or an output with its key."""
+        self._longest = NEVER if limits.key is None else limits.key
         self._group = group
         self._changes = changes
         self._deferrals = deferrals
@@ -229,7 +242,10 @@ class Turn:
             raise self._no_table()
         if not self._open:
             raise used_late(self.key)
-        self._row = self._write_row("The row", self.key, value)
+        row = self._write_row("The row", self.key, value)
+        if len(row) + len(self._wire) > self._largest:
+            raise self._too_large("The row", self._wire, row)
+        self._row = row
         self._row_changed = True
         if self._ttl is not None:
             self._changing_agenda().expiry = self.stream_time + self._ttl
@@ -251,6 +267,12 @@ class Turn:
                 raise self._no_table()
             row = self._row = self._read(self._wire)
         return row
+
+    def _too_large(self, what: str, key: bytes, data: bytes) -> MessageTooLarge:
+        return MessageTooLarge(
+            f"{what} of {self.key!r} has {len(data)} bytes, and its key {len(key)}; this broker takes {self._largest}",
+            advice="Keep less in it, or raise the broker's limit",
+        )
 
     def _no_table(self) -> ConfigurationError:
         return ConfigurationError(
@@ -287,6 +309,8 @@ class Turn:
     def _publish(self, topic: str, key: bytes | None, data: bytes | None, attributes: Mapping[str, str] | None) -> None:
         if not self._open:
             raise used_late(self.key)
+        if data is not None and len(data) + len(key or b"") > self._largest:
+            raise self._too_large(f"The message for topic {topic!r}", key or b"", data)
         milliseconds = self.timestamp_ms
         if milliseconds != self._publish_ms:
             self._publish_ms = milliseconds
@@ -326,6 +350,12 @@ class Turn:
     def _changing_agenda(self) -> Agenda:
         if not self._open:
             raise used_late(self.key)
+        if (length := len(keys.agenda_key(self._wire))) > self._longest:
+            raise InvalidMessage(
+                f"The key {self.key[:40]!r}… has {len(self._wire)} bytes, and {length} with its timers and windows; "
+                f"this broker takes {self._longest}",
+                advice="Publish with shorter keys",
+            )
         self._agenda_changed = True
         return self.agenda()
 

@@ -9,7 +9,17 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from broker import CHECKPOINT_KEY, ConfigurationError, DecodeError, InvalidMessage, Json, Retry, StorageFailed, Text
+from broker import (
+    CHECKPOINT_KEY,
+    ConfigurationError,
+    DecodeError,
+    InvalidMessage,
+    Json,
+    Limits,
+    Retry,
+    StorageFailed,
+    Text,
+)
 from broker_streams import keys
 from broker_streams.context import Context, Incoming
 from broker_streams.edges import Timer, Visitor
@@ -988,3 +998,29 @@ def test_an_upgrade_that_gives_no_row_is_named_and_writes_nothing(upgrade: Any, 
         rig.engine.upgrade(rig.store.items(keys.ROWS))
     assert raised.value.key == "a"
     assert rig.engine.dirty == 0
+
+
+def test_what_the_broker_cannot_take_fails_within_the_callback():
+    rows, out, timer = Persist(Json(str)), Output("out", Json(str)), Timer("timer", lambda ctx: None)
+
+    def handle(ctx: Context, value: str) -> None:
+        if value == "row":
+            ctx[rows] = "x" * 100
+        elif value == "output":
+            ctx.emit(out, key="a", value="x" * 100)
+        elif value == "timer":
+            ctx.set_timer(timer, after=1)
+        else:
+            ctx[rows] = value
+
+    limits = Limits(body=100, key=20)
+    rig = Rig(group_of(handle, rows, out, timer, on_error=DeadLetter("letters")), limits=limits)
+    for number, value in enumerate(["row", "output", "timer", "fits"]):
+        rig.send(f"key-{number}-{'x' * 14}", value)
+    rig.checkpoint()
+    assert list(rig.rows().values()) == ["fits"]
+    letters = [message for topic, message in rig.published if topic == "letters"]
+    errors = [letter.attributes["dead-letter-error"] for letter in letters]
+    assert "The row of 'key-0-xxx" in errors[0]
+    assert "The message for topic 'out'" in errors[1]
+    assert "with its timers and windows; this broker takes 20" in errors[2]
