@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
@@ -319,10 +320,12 @@ class Processor(Service):
         if self._name is not None:
             return self._name
         path = self._directory.path / "member"
-        if not path.exists():
+        found = path.read_text(errors="replace") if path.exists() else ""
+        if not re.fullmatch("m[0-9a-f]{32}", found):
             # A number would not do: another machine has the same.
-            path.write_text(f"m{uuid.uuid4().hex}", encoding="ascii")
-        return path.read_text(encoding="ascii")
+            found = f"m{uuid.uuid4().hex}"
+            path.write_text(found)
+        return found
 
     def _open_store(self, name: str) -> Store:
         directory = self._directory
@@ -957,7 +960,13 @@ class Processor(Service):
             await self._checkpoints.up_to_date()
         here = [runner for partition in homes if (runner := self._runners.get(partition)) is not None]
         for runner in here:
-            if (data := runner.store.get(keys.ROWS, wire)) is not None:
+            try:
+                data = runner.store.get(keys.ROWS, wire)
+            except StoreCorrupt as error:
+                # The end of the processor sets the store aside.
+                self._fail(error)
+                raise
+            if data is not None:
                 return persist.codec.decode(data)
         if len(here) < len(homes):
             where = f"partition {homes[0]}" if len(homes) == 1 else "a partition"

@@ -222,14 +222,20 @@ class _LmdbStore:
             space = self._space(namespace)
             if space is None:
                 return 0
-            with self._environment.begin() as transaction:
-                return transaction.stat(space)["entries"]
+            try:
+                with self._environment.begin() as transaction:
+                    return transaction.stat(space)["entries"]
+            except self._lmdb.Error as error:
+                raise self._failed(error) from error
 
     def meta(self, name: str) -> bytes | None:
         with self._reading:
             self._check_open()
-            with self._environment.begin(self._databases[_META]) as transaction:
-                return transaction.get(name.encode())
+            try:
+                with self._environment.begin(self._databases[_META]) as transaction:
+                    return transaction.get(name.encode())
+            except self._lmdb.Error as error:
+                raise self._failed(error) from error
 
     def size(self) -> int:
         self._check_open()
@@ -359,8 +365,11 @@ class _LmdbStore:
     def _compact(self) -> None:
         page = self._environment.stat()["psize"]
         last = self._environment.info()["last_pgno"] + 1
-        with self._environment.begin() as transaction:
-            stats = [transaction.stat(database) for database in (None, *self._databases.values())]
+        try:
+            with self._environment.begin() as transaction:
+                stats = [transaction.stat(database) for database in (None, *self._databases.values())]
+        except self._lmdb.Error as error:
+            raise self._failed(error) from error
         used = _META_PAGES + sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
         if last * page < _COMPACT_FROM or 2 * used >= last:
             return

@@ -334,3 +334,38 @@ def test_a_store_of_lmdb_that_changes_to_writes_without_sync_is_open(durable: bo
     assert seen == [(False, True)]
     assert store.get("rows", b"a") == b"2"
     store.close()
+
+
+PAGES = """
+import sys
+from pathlib import Path
+from broker_streams.stores.lmdb import Lmdb
+from broker_streams.stores.store import StoreCorrupt
+
+path, needle, rubbish = Path(sys.argv[1]), sys.argv[2].encode(), sys.argv[3] == "rubbish"
+store = Lmdb().open(path, "table")
+store.write({"rows": {b"key-%d" % n: b"x" * 100 for n in range(60)}}, {"position.0": b"60"})
+store.close()
+file = path / "table.lmdb" / "data.mdb"
+data = bytearray(file.read_bytes())
+page = bytes(range(1, 256)) * 16 + bytes(16) if rubbish else bytes(4096)
+for start in range(2 * 4096, len(data), 4096):
+    if needle in data[start : start + 4096]:
+        data[start : start + 4096] = page
+file.write_bytes(data)
+try:
+    store = Lmdb().open(path, "table")
+    store.meta("position.0"), store.count("rows"), store.get("rows", b"key-1"), list(store.items("rows"))
+except StoreCorrupt as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("page", ["zeros", "rubbish"])
+@pytest.mark.parametrize("needle", ["position.0", "key-1"])
+def test_a_spoiled_page_of_lmdb_makes_the_store_corrupt(tmp_path: Path, needle: str, page: str) -> None:
+    # In a process of its own, which LMDB might end.
+    done = subprocess.run(
+        [sys.executable, "-c", PAGES, tmp_path, needle, page], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "table.lmdb' cannot be read: " in done.stdout, done.stderr
