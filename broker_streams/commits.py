@@ -41,6 +41,7 @@ from broker import (
     OffsetOutOfRange,
     OutboundMessage,
     Partitioner,
+    PublishError,
     Receipt,
     RecordConsumer,
     Retry,
@@ -298,6 +299,12 @@ class _Transactions:
                     part.check()
         except LeaseLost as error:
             raise TransactionAborted(error.message, native=error) from error
+        except PublishError as error:
+            fatal = next((each for each in error.outcomes if isinstance(each, TransactionFatal)), None)
+            if fatal is None:
+                raise
+            await self.close()
+            raise fatal from error
         except TransactionFatal:
             # The id may have been taken by an earlier life of this member that is not gone yet.
             await self.close()

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from broker import Bus, Capabilities, ConnectionFailed, Json, OutboundMessage, TransactionAborted, connect
+from broker import (
+    Bus,
+    Capabilities,
+    ConnectionFailed,
+    Json,
+    OutboundMessage,
+    TransactionAborted,
+    TransactionFatal,
+    connect,
+)
 from broker_inmem import Broker, BrokerOptions, InmemSettings
 from broker_streams.commits import Fenced
 from broker_streams.context import Context
@@ -101,6 +110,16 @@ async def test_records_that_come_before_the_seek_are_not_handled_first(bus: Bus,
             await met.wait()
         inside.seek = seek
         await until(lambda: view.get("key") == 20)
+
+
+async def test_a_publisher_that_ends_while_it_publishes_is_opened_again(bus: Bus, server: Broker) -> None:
+    """As after a transaction that was open for too long, whose messages are refused one by one."""
+    async with processing(bus) as processor, View(bus, "counts-table", Json(int)) as view:
+        await processor.ready()
+        server.faults.fail_publish(TransactionFatal("a fault"), topic="counts-table")
+        await publish(bus, 10)
+        await until(lambda: view.get("key") == 10)
+        assert processor.stats().failed_checkpoints == 1
 
 
 async def test_a_broker_that_is_away_when_a_partition_is_read_again(bus: Bus, server: Broker) -> None:
