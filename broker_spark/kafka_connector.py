@@ -122,10 +122,15 @@ def read_stream(
     return _stream(spark, source, found, options).union(topics)
 
 
-def pipeline_stream(spark: SparkSession, *, connector: str = "auto", **options: Any) -> tuple[DataFrame, bool]:
-    """`read_stream` without the topic check, which the pipeline does; and whether it uses Spark's connector."""
+def pipeline_stream(
+    spark: SparkSession, *, unless: str = "", connector: str = "auto", **options: Any
+) -> tuple[DataFrame, bool]:
+    """`read_stream` without the topic check, which the pipeline does; and whether it uses Spark's connector.
+
+    :param unless: why `auto` prefers the Python source; empty if it does not.
+    """
     source = SourceOptions.parse(as_texts(options)).for_stream()
-    found = _settings(spark, source, connector)
+    found = _settings(spark, source, connector, unless)
     return _stream(spark, source, found, options), found is not None
 
 

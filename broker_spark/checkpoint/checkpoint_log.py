@@ -40,18 +40,20 @@ class CheckpointLog:
         names = [str(each.getPath().getName()) for each in found]
         return [int(name) for name in names if name.isdecimal()]
 
-    def positions(self) -> list[dict[str, Any]]:
-        """The positions of each source in the last planned batch; empty if no batch was planned.
+    def positions(self, batch: int | None = None) -> list[dict[str, Any]]:
+        """The positions of each source at the end of a batch; empty if the batch was not planned.
 
         A source that stores no JSON object has an empty one here.
 
+        :param batch: its number; None for the last planned one.
         :raises ConfigurationError: the query's metadata or a position is incomplete, or cannot be read.
         """
         identity = self._read_file("metadata")
         if identity is not None:
             parse_object(identity[1], identity[0], _ADVICE)
-        last = max(self.batches("offsets"), default=None)
-        positions = None if last is None else self._read_file(f"offsets/{last}")
+        if batch is None:
+            batch = max(self.batches("offsets"), default=-1)
+        positions = self._read_file(f"offsets/{batch}")
         if positions is None:
             return []
         what, text = positions

@@ -1,14 +1,14 @@
 """The topics of a checkpoint: their ids are stored beside it, so that a recreated topic is refused.
 
 Sources of this package store ids in their offsets; Spark's Kafka connector does not. The file `anybroker-topics.json`
-lies in the checkpoint's directory, in any file system of Spark. It also has the number of tasks of a pipeline's batch.
+lies in the checkpoint's directory, in any file system of Spark.
 Blocking.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -29,15 +29,12 @@ __all__ = ["TopicIds"]
 
 _FILE: Final = "anybroker-topics.json"
 _ADVICE: Final = (
-    "Restore it from a copy, or remove it: then topics that were recreated since the last run are not noticed, and "
-    "a batch that is run again may have other tasks"
+    "Restore it from a copy, or remove it: then topics that were recreated since the last run are not noticed"
 )
-_TASKS: Final = "#tasks"
-"""No source or topic has this name."""
 
 
 class TopicIds:
-    """The ids of the topics of a checkpoint's sources: loaded lazily, checked per source, then saved.
+    """The ids of the topics of a checkpoint's sources: loaded, checked per source, then saved.
 
     :param spark: a classic session, whose file system has the checkpoint.
     """
@@ -64,6 +61,13 @@ class TopicIds:
     def _has_batches(self) -> bool:
         """Whether a batch was planned; without one nothing was read."""
         return bool(self._log.batches("offsets"))
+
+    def load(self) -> None:
+        """Read the stored ids.
+
+        :raises ConfigurationError: the checkpoint cannot be read, or the file is incomplete.
+        """
+        _ = self._saved
 
     def check(self, name: str, options: SourceOptions) -> None:
         """Check that the checkpoint belongs to a source's topics, or that a new checkpoint can begin with them.
@@ -121,7 +125,7 @@ class TopicIds:
             that the connector reads now.
         """
         logs = [each for each in self._log.positions() if each.get("source") == LOG_SOURCE]
-        now = {name: _ids(of) for name, of in self._now.items() if name != _TASKS}
+        now = {name: _ids(of) for name, of in self._now.items()}
         # The Python source may read topics of the same ids too, for instance from another cluster.
         ours = set[str | None]().union({None}, *(ids for name, ids in now.items() if name not in self._watched))
         before = set[str | None]().union(*map(_ids, logs)) - ours
@@ -132,17 +136,6 @@ class TopicIds:
                     "Kafka connector reads it",
                     advice=f'Set connector = "never" for it. Or: {ADVICE}',
                 )
-
-    def tasks(self, now: Callable[[], int]) -> int:
-        """The number of tasks after the reads of a batch.
-
-        Message ids depend on it, so a batch that an earlier run planned keeps the number of that run.
-
-        :param now: the number for a new batch.
-        """
-        left = max(self._log.batches("offsets"), default=-1) > max(self._log.batches("commits"), default=-1)
-        self._now[_TASKS] = int(self._saved[_TASKS]) if left and _TASKS in self._saved else now()
-        return self._now[_TASKS]
 
     def save(self) -> None:
         """Store the ids of the checked sources, if they changed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import cached_property
@@ -31,7 +32,7 @@ from broker_spark.decode.schema_tree import Structure
 from broker_spark.decode.shipping import packed
 from broker_spark.runtime.workers import collect_less_often
 
-__all__ = ["PAYLOAD", "REASON", "Decoded", "PayloadColumn", "codec_of", "decode", "judge", "payload_schema"]
+__all__ = ["PAYLOAD", "REASON", "Decoded", "NoteDead", "PayloadColumn", "codec_of", "decode", "judge", "payload_schema"]
 
 PAYLOAD: Final = "payload"
 REASON: Final = "reason"
@@ -96,22 +97,40 @@ def decode(frame: DataFrame, type: Any, *, column: str = "value") -> Decoded:
     return Decoded(rows.drop(_JUDGED), dead.drop(_JUDGED))
 
 
-def judge(frame: DataFrame, type: Any) -> DataFrame:
-    """Both halves of `decode` in one frame, to be read once: column `payload` or column `reason` is null."""
-    judged = _judged(frame, type, "value")
+def judge(frame: DataFrame, type: Any, origin: Sequence[str] = (), note: NoteDead | None = None) -> DataFrame:
+    """Both halves of `decode` in one frame, to be read once: column `payload` or column `reason` is null.
+
+    :param note: called in the tasks for each Arrow batch with dead rows: with which these are, and the columns of
+        `origin`.
+    """
+    judged = _judged(frame, type, "value", origin, note)
     return judged.select("*", f"{_JUDGED}.{PAYLOAD}", f"{_JUDGED}.{REASON}").drop(_JUDGED)
 
 
-def _judged(frame: DataFrame, type: Any, column: str) -> DataFrame:
+NoteDead = Callable[[Any, Sequence[Any]], object]
+"""Takes which rows of an Arrow batch are dead, and the columns that tell their places."""
+
+
+def _judged(
+    frame: DataFrame, type: Any, column: str, origin: Sequence[str] = (), note: NoteDead | None = None
+) -> DataFrame:
     """The frame and a struct of payload and reason; one of them is null."""
     codec = codec_of(type)
     _check(frame, codec, column)
     made = PayloadColumn(codec, _zone(str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))))
-    # Spark evaluates a nondeterministic expression once, whatever reads it.
-    functions: Any = F
+
+    def decode_values(values: Any, *origin: Any) -> Any:
+        found: Any = made(values)
+        if note is not None and (dead := found.field(REASON).is_valid()).true_count:
+            note(dead, origin)
+        return found
+
     # Without hints, since Spark would evaluate them.
-    judged = functions.arrow_udf(lambda values: made(values), made.type).asNondeterministic()  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    return frame.select("*", judged(_named(column).cast("binary")).alias(_JUDGED))
+    decode_values.__annotations__.clear()
+    functions: Any = F
+    # Spark evaluates a nondeterministic expression once, whatever reads it.
+    column_of = functions.arrow_udf(decode_values, made.type).asNondeterministic()
+    return frame.select("*", column_of(_named(column).cast("binary"), *map(_named, origin)).alias(_JUDGED))
 
 
 class PayloadColumn:

@@ -1,37 +1,32 @@
 """Builds the frames of a pipeline: transformed rows, and rows that did not decode. Batch and streaming; runs nothing.
 
-Both go through one stream, so that one checkpoint and one batch hold them together.
+A stream has only the rows for the sinks, and notes the places of dead rows; `letters` reads these again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any, Final, cast
+from functools import partial, reduce
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark import Accumulator
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
-from broker.envelopes import DEAD_LETTER_PREFIX
 from broker.errors import ConfigurationError
-from broker_spark.common.schema import COLUMNS, spark_schema
-from broker_spark.decode.decoding import PAYLOAD, REASON, Decoded, decode, judge
+from broker_spark.decode.decoding import PAYLOAD, REASON, decode, judge
 from broker_spark.pipeline.definition import Pipeline, errors_of
+from broker_spark.pipeline.letters import complete, note_dead, origin_of
 from broker_spark.runtime.spark_errors import plan_errors_as
 
-__all__ = ["DEAD", "OUT", "ROWS", "Frames", "as_dead_letters", "counted_frames_of", "frames_of", "joined"]
+__all__ = ["Frames", "counts_of", "frames_of", "stream_of"]
 
-OUT: Final = "out"
-DEAD: Final = "dead"
-ROWS: Final = "rows_of_"
-"""Prefix of the metrics with the number of rows of each source."""
-_SEEN: Final = "seen_of_"
-_LONGEST_REASON: Final = 256
-"""Characters; in UTF-8 they are no more than the 1024 bytes that each broker takes as an attribute."""
-_ROW: Final = "__row"
-_TASK: Final = "__task"
+_METRICS: Final = "rows_of_"
+"""Prefix of the metrics of each source."""
+_ROWS: Final = "rows"
+_DEAD: Final = "dead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,132 +48,56 @@ def frames_of(pipeline: Pipeline, sources: Mapping[str, DataFrame]) -> Frames:
     :raises ConfigurationError: a source is missing or cannot be decoded, Spark cannot plan the SQL or the transform, or
         the transform returns no DataFrame.
     """
-    return _frames(pipeline, sources, lambda frame, _: frame, lambda frame, _, kind: decode(frame, kind))
-
-
-def counted_frames_of(pipeline: Pipeline, sources: Mapping[str, DataFrame], tasks: int) -> Frames:
-    """`frames_of` for a stream: each source is read and decoded once for both frames, and its rows are counted.
-
-    :param tasks: the number of tasks after the reads of a batch.
-    """
-    return _frames(
-        pipeline, sources, _counted, lambda frame, name, kind: _decoded_once(_judged_once(frame, kind, tasks), name)
-    )
-
-
-def _frames(
-    pipeline: Pipeline,
-    sources: Mapping[str, DataFrame],
-    plain: Callable[[DataFrame, str], DataFrame],
-    decoded: Callable[[DataFrame, str, Any], Decoded],
-) -> Frames:
-    missing = [name for name in pipeline.sources if name not in sources]
-    if missing:
-        raise ConfigurationError(f"There is no frame for {', '.join(missing)}", advice="Give one for each source")
+    _check_sources(pipeline, sources)
     frames: dict[str, DataFrame] = {}
     dead: list[DataFrame] = []
     for name, source in pipeline.sources.items():
-        if source.decode is None:
-            frames[name] = plain(sources[name], name)
-        else:
+        frames[name] = sources[name]
+        if source.decode is not None:
             with errors_of(f"sources.{name}"):
-                halves = decoded(sources[name], name, source.decode)
+                halves = decode(sources[name], source.decode)
             frames[name] = halves.rows
-            dead.append(_complete(halves.dead, pipeline.parsed_options(name).topics))
+            dead.append(complete(halves.dead, pipeline.parsed_options(name).topics))
     return Frames(_transformed(pipeline, frames), reduce(DataFrame.unionByName, dead) if dead else None)
 
 
-def _counted(frame: DataFrame, name: str, what: str = ROWS) -> DataFrame:
-    return frame.observe(f"{what}{name}", F.count(F.lit(1)).alias("rows"))
+def stream_of(
+    pipeline: Pipeline, sources: Mapping[str, DataFrame], places: Mapping[str, Accumulator[Any]]
+) -> DataFrame:
+    """The rows for the sinks, of streams, whose rows are counted.
 
-
-def _judged_once(frame: DataFrame, type: Any, tasks: int) -> DataFrame:
-    """Judged rows after an exchange, which Spark runs once for all its readers.
-
-    Rows of a partition stay together and in order. They are packed into one column: otherwise Spark would prune the
-    columns below the exchange for each reader, and run an exchange for each.
+    :param sources: by name, with the columns of `origin_of` besides their own.
+    :param places: by name, for sources with `decode`: where the places of dead rows are noted.
     """
-    judged = judge(frame, type)
-    is_dead = F.col(REASON).isNotNull()
-    # Decoded rows do not need their bytes any more.
-    columns = [F.when(is_dead, F.col(name)).alias(name) if name == "value" else name for name in judged.columns]
-    packed = judged.select(F.struct(*columns).alias(_ROW), _task_of(judged, tasks).alias(_TASK))
-    return packed.repartitionById(tasks, _TASK)
+
+    _check_sources(pipeline, sources)
+    frames: dict[str, DataFrame] = {}
+    for name, source in pipeline.sources.items():
+        metric, rows = f"{_METRICS}{name}", F.count(F.lit(1)).alias(_ROWS)
+        if source.decode is None:
+            frames[name] = sources[name].observe(metric, rows)
+            continue
+        options = pipeline.parsed_options(name)
+        with errors_of(f"sources.{name}"):
+            judged = judge(sources[name], source.decode, origin_of(options), partial(note_dead, places=places[name]))
+        is_dead = F.col(REASON).isNotNull()
+        # Spark does not move a filter of the transform below an observed frame.
+        counted = judged.observe(metric, rows, F.count_if(is_dead).alias(_DEAD))
+        frames[name] = counted.where(~is_dead).select(*(each for each in options.columns if each != "value"), PAYLOAD)
+    return _transformed(pipeline, frames)
 
 
-def _task_of(frame: DataFrame, tasks: int) -> Column:
-    """The task of a row. The same when its batch runs again, since message ids contain it."""
-    read = F.spark_partition_id()
-    if "partition" in frame.columns:
-        # A batch that runs again may read its partitions in another order.
-        read = F.coalesce(F.col("partition"), read)
-    if "topic" in frame.columns:
-        read = F.pmod(read, F.lit(tasks)) + F.pmod(F.hash("topic"), F.lit(tasks))
-    return F.pmod(read, F.lit(tasks))
+def counts_of(progress: Any) -> tuple[int, int]:
+    """The rows that a batch has read, and those of them that did not decode, by the progress of its query."""
+    observed: Mapping[str, Any] = progress["observedMetrics"] or {}
+    rows = [row for name, row in observed.items() if name.startswith(_METRICS)]
+    return sum(int(row[_ROWS]) for row in rows), sum(int(row[_DEAD]) for row in rows if _DEAD in row)
 
 
-def _decoded_once(judged: DataFrame, name: str) -> Decoded:
-    columns = [each.name for each in cast("StructType", judged.schema[_ROW].dataType)]
-    is_dead = F.col(f"{_ROW}.{REASON}").isNotNull()
-
-    def only(columns: Sequence[str]) -> list[Column]:
-        return [F.col(f"{_ROW}.{each}").alias(each) for each in columns]
-
-    # Spark does not move a filter below an observed frame, and so not below the exchange.
-    rows = _counted(judged, name, _SEEN).where(~is_dead)
-    return Decoded(
-        rows.select(*only([each for each in columns if each not in ("value", REASON)])),
-        _counted(judged, name).where(is_dead).select(*only([each for each in columns if each != PAYLOAD])),
-    )
-
-
-def joined(frames: Frames) -> DataFrame:
-    """Rows of both kinds as one frame: column `out` or `dead` is null."""
-    out = frames.out.select(F.struct("*").alias(OUT))
-    if frames.dead is None:
-        return out.withColumn(DEAD, F.lit(None).cast(_DEAD_SCHEMA))
-    dead = frames.dead.select(F.lit(None).cast(out.schema[OUT].dataType).alias(OUT), F.struct("*").alias(DEAD))
-    return out.select(OUT, F.lit(None).cast(_DEAD_SCHEMA).alias(DEAD)).union(dead)
-
-
-def as_dead_letters(dead: DataFrame, pipeline: str) -> DataFrame:
-    """Dead rows as the messages that `broker dead` lists and redrives."""
-    reason = F.col(REASON)
-    # A longer reason might exceed a broker's limit, and then the batch could never be written.
-    short = F.concat(F.substring(reason, 1, _LONGEST_REASON - 1), F.lit("…"))
-    details = {
-        "topic": F.col("topic"),
-        "reason": F.when(F.length(reason) > _LONGEST_REASON, short).otherwise(reason),
-        "subscription": F.lit(pipeline),
-        "id": F.col("id"),
-        "partition": F.col("partition").cast("string"),
-        "offset": F.col("offset").cast("string"),
-    }
-    added = F.map_filter(
-        F.create_map(*(each for name, text in details.items() for each in (F.lit(DEAD_LETTER_PREFIX + name), text))),
-        lambda _, text: text != "",
-    )
-    # A row from a dead-letter topic has such attributes already.
-    own = F.map_filter(
-        F.coalesce(F.col("attributes"), F.create_map().cast("map<string,string>")),
-        lambda name, _: ~name.startswith(DEAD_LETTER_PREFIX),
-    )
-    return dead.select("key", "value", F.map_concat(own, added).alias("attributes"))
-
-
-_DEAD_SCHEMA: Final = StructType([*spark_schema(COLUMNS), StructField(REASON, StringType())])
-
-
-def _complete(dead: DataFrame, topics: Sequence[str]) -> DataFrame:
-    """The rows with every column of a source, including those that option `columns` left out.
-
-    :param topics: the topics of the source: a redrive needs the origin of a letter.
-    """
-    only = str(topics[0]) if len(topics) == 1 else None
-    missing = {each: F.lit(only if each == "topic" else None) for each in COLUMNS if each not in dead.columns}
-    return dead.select(
-        *(missing.get(each.name, F.col(each.name)).cast(each.dataType).alias(each.name) for each in _DEAD_SCHEMA)
-    )
+def _check_sources(pipeline: Pipeline, sources: Mapping[str, DataFrame]) -> None:
+    missing = [name for name in pipeline.sources if name not in sources]
+    if missing:
+        raise ConfigurationError(f"There is no frame for {', '.join(missing)}", advice="Give one for each source")
 
 
 def _transformed(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:

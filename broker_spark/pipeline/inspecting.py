@@ -27,7 +27,6 @@ from broker_spark.common.topics import identity_of
 from broker_spark.decode.decoding import codec_of, payload_schema
 from broker_spark.pipeline.backlog import match_positions, waiting_rows
 from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
-from broker_spark.pipeline.frames import OUT
 from broker_spark.pipeline.running import build_stream
 from broker_spark.progress import offsets_of
 from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition, rows_behind
@@ -199,8 +198,9 @@ def explain(pipeline: Pipeline, spark: SparkSession) -> str:
     frame = build_stream(pipeline, spark)
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        frame.explain("formatted")
-    return f"Rows: {frame.schema[OUT].dataType.simpleString()}\n\n{text.getvalue().strip()}"
+        # Spark takes the frame of a query in SQL, as it is, for one without streams.
+        frame.select("*").explain("formatted")
+    return f"Rows: {frame.schema.simpleString()}\n\n{text.getvalue().strip()}"
 
 
 _ADVICE: Final = "Restore the checkpoint, or begin a new one"

@@ -18,7 +18,6 @@ from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStub
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
-from pyspark.sql.types import StructType
 
 from broker.errors import ConfigurationError
 from broker.hooks import logger
@@ -29,8 +28,8 @@ from broker_spark.common.schema import is_case_sensitive, nearest
 from broker_spark.common.topics import identity_of
 from broker_spark.data_source import BrokerDataSource
 from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, Sink, TableSink, TopicSink, errors_of
-from broker_spark.pipeline.frames import DEAD, OUT, Frames
-from broker_spark.pipeline.writing import as_messages, check_table, table_writer, write_files
+from broker_spark.pipeline.letters import LETTER_SCHEMA
+from broker_spark.pipeline.writing import as_messages, check_table, no_rows, table_writer, write_files
 from broker_spark.runtime.hadoop import find_path, path_errors_as
 from broker_spark.runtime.spark_errors import first_line, plan_errors_as
 from broker_spark.sink.sink import SinkOptions
@@ -48,21 +47,21 @@ def check_topics(pipeline: Pipeline) -> None:
             identity_of(bus_of(find_url(sink.url or pipeline.url)), topic_name(sink.topic))
 
 
-def check_rows(pipeline: Pipeline, frames: Frames) -> None:
-    """Check that every sink can take these rows.
+def check_rows(pipeline: Pipeline, rows: DataFrame) -> None:
+    """Check that every sink can take its rows.
 
-    :param frames: the frames of a batch or a stream.
+    :param rows: those of the stream.
     :raises ConfigurationError: names the sink, and the condition, column or format that cannot be used.
     :raises Unsupported: a broker does not support a column.
     """
+    letters = no_rows(rows.sparkSession, LETTER_SCHEMA)
     for name, sink in pipeline.all_sinks().items():
-        letters = name == "dead_letters"
-        if letters and (frames.dead is None or isinstance(sink, TopicSink)):
+        is_letters = name == "dead_letters"
+        if is_letters and isinstance(sink, TopicSink):
             continue
-        rows = frames.dead if letters and frames.dead is not None else frames.out
         what = f"table is {sink.table!r}" if isinstance(sink, TableSink) else "The rows cannot be written"
         with errors_of(name), plan_errors_as(what, "Let the transform give what the sink can take, or name another"):
-            _check(pipeline, sink, _chosen(sink, rows))
+            _check(pipeline, sink, _chosen(sink, letters if is_letters else rows))
 
 
 def _check(pipeline: Pipeline, sink: Sink, rows: DataFrame) -> None:
@@ -156,17 +155,14 @@ _ADVICE: Final = "Fix its format or options, or let the transform give what they
 def try_sinks(pipeline: Pipeline, frame: DataFrame) -> None:
     """Check that Spark can write rows of this schema into the files and new tables of a pipeline, leaving nothing.
 
-    :param frame: with the columns `out` and `dead`.
+    :param frame: the rows of the stream.
     :raises ConfigurationError: names the sink whose format, option, column or directory Spark refuses.
     """
     spark = frame.sparkSession
     for name, sink in pipeline.all_sinks().items():
-        schema = frame.schema[DEAD if name == "dead_letters" else OUT].dataType
-        if not isinstance(sink, FileSink | TableSink) or not isinstance(schema, StructType):
+        if not isinstance(sink, FileSink | TableSink):
             continue
-        # `createDataFrame` would make this session the active one.
-        columns = [F.lit(None).cast(each.dataType).alias(each.name) for each in schema]
-        rows = spark.range(0).coalesce(1).select(*columns)
+        rows = no_rows(spark, LETTER_SCHEMA if name == "dead_letters" else frame.schema)
         with errors_of(name):
             _try_files(sink, rows) if isinstance(sink, FileSink) else _try_table(sink, rows)
 

@@ -14,30 +14,29 @@ import contextlib
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, cast
+from functools import reduce
+from typing import Any, Final, NoReturn
 
 from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark import Accumulator
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import StructType
 
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.urls import mask_within
 from broker_spark.checkpoint.topic_ids import TopicIds
-from broker_spark.common.schema import unused
 from broker_spark.kafka_connector import pipeline_stream
 from broker_spark.pipeline.backlog import match_positions, unreported_rows
-from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, errors_of
-from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_dead_letters, counted_frames_of, joined
+from broker_spark.pipeline.definition import AVAILABLE_NOW, CallSink, Pipeline, TopicSink, errors_of
+from broker_spark.pipeline.frames import counts_of, stream_of
+from broker_spark.pipeline.letters import DeadPlaces, Places, as_dead_letters, origin_of, read_letters
 from broker_spark.pipeline.preflight import check_rows, check_topics, try_sinks
 from broker_spark.pipeline.writing import claim, clear, write
 from broker_spark.progress import behind, offsets_of
@@ -45,7 +44,7 @@ from broker_spark.runtime.hadoop import path_errors_as, protect_directory
 from broker_spark.runtime.spark_errors import as_batch_error, broker_error_in, interrupted, plan_errors_as
 from broker_spark.session import register, session
 
-__all__ = ["BatchReport", "Run", "build_stream", "run", "task_count"]
+__all__ = ["BatchReport", "Run", "build_stream", "run"]
 
 _POLL_SECONDS: Final = 0.2
 """How often a query is polled."""
@@ -58,12 +57,6 @@ _NOT_UP: Final = "Python worker failed to connect back"
 _NO_STREAM: Final = 'Aggregates need a watermark, or output_mode "update"; a sort is for a sink, or a reader'
 _ADDED: Final = "addBatch"
 """The duration that only a batch which was run has."""
-_PARALLELISM: Final = "spark.default.parallelism"
-_EXECUTORS_STABLE: Final = 2.0
-"""All executors have registered when their number has not changed for this many seconds."""
-_EXECUTORS_WAIT: Final = 30.0
-"""Seconds to wait for the first executor, as Spark itself does."""
-_EXECUTORS_POLL: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +128,9 @@ class Run:
         self._query_id = ""
         self._claimed = False
         self._topic_ids: TopicIds | None = None
-        self._written: dict[int, _Written] = {}
+        self._dead_places: Mapping[str, Accumulator[Places]] = {}
+        self._written: dict[int, dict[str, int]] = {}
+        """The rows of each batch by sink, until Spark reports its commit."""
         self._failure: BaseException | None = None
         self._reported = -1
         self._reports = 0
@@ -166,7 +161,9 @@ class Run:
         pipeline = self._pipeline
         _check_name_is_free(spark, pipeline.name)
         topic_ids = TopicIds(spark, pipeline.checkpoint)
-        frame = build_stream(pipeline, spark, topic_ids)
+        topic_ids.load()
+        self._dead_places = dead_places(pipeline, spark)
+        frame = build_stream(pipeline, spark, topic_ids, self._dead_places)
         writer = frame.writeStream.foreachBatch(self._batch).queryName(pipeline.name)
         writer = writer.outputMode(pipeline.output_mode).option("checkpointLocation", pipeline.checkpoint)
         if pipeline.trigger == AVAILABLE_NOW:
@@ -272,39 +269,61 @@ class Run:
                 machine.java.lang.Thread.sleep(_PARK_MILLISECONDS)
         raise interrupted()
 
-    def _write(self, frame: DataFrame, batch: int) -> _Written:
-        """Write a batch into all sinks. It is read, decoded and transformed only once."""
+    def _write(self, frame: DataFrame, batch: int) -> dict[str, int]:
+        """Write a batch into all sinks; the rows by sink. A batch for one sink is read by the job that writes it."""
         pipeline = self._pipeline
         # Only the first batch of a run may have been started by an earlier run.
         again = not self._claimed
         if again:
             claim(pipeline, frame.sparkSession, self._query_id)
             self._claimed = True
-        kept = frame.persist()
+        for places in self._dead_places.values():
+            places.value = {}
         try:
-            try:
-                counts = _count_rows(pipeline, kept)
-            finally:
-                # Also after an error: a recreated topic may have caused it.
-                if self._topic_ids is not None:
-                    self._topic_ids.recheck()
-            out = kept.where(F.col(DEAD).isNull()).select(f"{OUT}.*")
-            for name, sink in pipeline.sinks.items():
-                if counts.rows_out[name]:
-                    rows = out.where(sink.where) if sink.where else out
-                    write(pipeline, name, sink, rows, batch, self._query_id)
-                elif again:
-                    clear(sink, frame.sparkSession, batch)
-            sink = pipeline.dead_letters
-            if sink is not None and counts.dead:
-                dead = kept.where(F.col(DEAD).isNotNull()).select(f"{DEAD}.*")
-                letters = as_dead_letters(dead, pipeline.name) if isinstance(sink, TopicSink) else dead
-                write(pipeline, "dead_letters", sink, letters, batch, self._query_id)
-            elif sink is not None and again:
-                clear(sink, frame.sparkSession, batch)
-            return counts
+            self._recheck_topics()
+            written = self._write_rows(frame, batch, again)
+            self._write_letters(frame.sparkSession, batch, again)
         finally:
-            kept.unpersist()
+            # Also after an error: a recreated topic may have caused it.
+            self._recheck_topics()
+        return written
+
+    def _write_rows(self, frame: DataFrame, batch: int, again: bool) -> dict[str, int]:
+        pipeline = self._pipeline
+        # A function may read its rows several times.
+        keeps = len(pipeline.sinks) > 1 or any(isinstance(sink, CallSink) for sink in pipeline.sinks.values())
+        kept = frame.persist() if keeps else frame
+        written: dict[str, int] = {}
+        try:
+            for name, sink in pipeline.sinks.items():
+                rows = kept.where(sink.where) if sink.where else kept
+                written[name] = write(pipeline, name, sink, rows, batch, self._query_id)
+                if not written[name]:
+                    clear(sink, frame.sparkSession, batch, again)
+        finally:
+            if keeps:
+                kept.unpersist()
+        return written
+
+    def _write_letters(self, spark: SparkSession, batch: int, again: bool) -> None:
+        pipeline, sink = self._pipeline, self._pipeline.dead_letters
+        if sink is None:
+            return
+        found = [
+            read_letters(pipeline, spark, name, places.value, batch)
+            for name, places in self._dead_places.items()
+            if places.value
+        ]
+        if not found:
+            clear(sink, spark, batch, again)
+            return
+        dead = reduce(DataFrame.unionByName, found)
+        letters = as_dead_letters(dead, pipeline.name) if isinstance(sink, TopicSink) else dead
+        write(pipeline, "dead_letters", sink, letters, batch, self._query_id)
+
+    def _recheck_topics(self) -> None:
+        if self._topic_ids is not None:
+            self._topic_ids.recheck()
 
     def _report_batches(self, query: StreamingQuery) -> None:
         """Report the batches that were committed since the last call."""
@@ -321,13 +340,14 @@ class Run:
                 continue
             self._reported = batch
             self._reports += 1
+            read, dead = counts_of(progress)
             self._emit(
                 BatchReport(
                     pipeline=self._pipeline.name,
                     batch=batch,
-                    rows_in=_rows_in(progress),
-                    rows_out=written.rows_out,
-                    dead=written.dead,
+                    rows_in=read,
+                    rows_out=written,
+                    dead=dead,
                     lag=self._lag(progress),
                     seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
                 )
@@ -352,24 +372,22 @@ class Run:
                 logger.exception("on_batch failed for batch %d of %s", report.batch, report.pipeline)
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """The rows of a batch, kept until Spark reports its commit."""
-
-    dead: int
-    rows_out: Mapping[str, int]
-
-
 def _session_for(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession:
     if spark is not None:
         return register(spark)
     return session(pipeline.name, master=pipeline.master, config=pipeline.config)
 
 
-def build_stream(pipeline: Pipeline, spark: SparkSession, topic_ids: TopicIds | None = None) -> DataFrame:
-    """The rows of a pipeline as a streaming frame with the columns `out` and `dead`. Starts nothing.
+def build_stream(
+    pipeline: Pipeline,
+    spark: SparkSession,
+    topic_ids: TopicIds | None = None,
+    places: Mapping[str, Accumulator[Places]] | None = None,
+) -> DataFrame:
+    """The rows of a pipeline for its sinks, as a streaming frame. Starts nothing.
 
     :param topic_ids: the topic ids of its checkpoint; None if the stream will not be started.
+    :param places: notes the places of dead rows, by source; None if the stream will not be started.
     :raises ConfigurationError: transform or SQL cannot be used, or a sink cannot take the rows.
     :raises Unsupported: the session is one of Spark Connect.
     """
@@ -379,50 +397,30 @@ def build_stream(pipeline: Pipeline, spark: SparkSession, topic_ids: TopicIds | 
             "A pipeline runs in the driver of Spark, and this session is one of Spark Connect",
             advice="Give it a classic session, for instance by spark-submit; sources, sinks and decode work with both",
         )
+    writes_topics = any(isinstance(sink, TopicSink) for sink in pipeline.sinks.values())
+    # The ids of messages have the numbers of their tasks.
+    unless = "a sink is a topic, and the connector may number the tasks anew when a batch runs again"
     sources: dict[str, DataFrame] = {}
-    for name in pipeline.sources:
+    for name, source in pipeline.sources.items():
+        options, parsed = pipeline.source_options(name), pipeline.parsed_options(name)
+        if source.decode is not None:
+            options["columns"] = ",".join(dict.fromkeys((*parsed.columns, *origin_of(parsed))))
         with errors_of(f"sources.{name}"):
-            sources[name], by_connector = pipeline_stream(spark, **pipeline.source_options(name))
+            sources[name], by_connector = pipeline_stream(spark, unless=unless if writes_topics else "", **options)
             if by_connector and topic_ids is not None:
-                topic_ids.watch(name, pipeline.parsed_options(name))
-    now = spark.sparkContext.defaultParallelism
-    decodes = any(source.decode is not None for source in pipeline.sources.values())
-    tasks = now if topic_ids is None else topic_ids.tasks(lambda: task_count(spark) if decodes else now)
-    frames = counted_frames_of(pipeline, sources, tasks)
-    check_rows(pipeline, frames)
-    return joined(frames)
+                topic_ids.watch(name, parsed)
+    rows = stream_of(pipeline, sources, dead_places(pipeline, spark) if places is None else places)
+    check_rows(pipeline, rows)
+    return rows
 
 
-def task_count(spark: SparkSession) -> int:
-    """The number of tasks that the session runs at once.
-
-    On a cluster, waits for the executors: they register some seconds after the start, and until then Spark reports two
-    tasks. Set `spark.default.parallelism`, which takes precedence, where executors are allocated dynamically.
-
-    :param spark: a classic session.
-    """
-    context: Any = spark.sparkContext
-    is_local = context.master == "local" or context.master.startswith("local[")
-    if not is_local and not context.getConf().contains(_PARALLELISM):
-        _wait_for_executors(context)
-    return int(context.defaultParallelism)
-
-
-def _wait_for_executors(context: Any) -> None:
-    def count() -> int:
-        # Includes the driver.
-        return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
-
-    begun = since = time.monotonic()
-    found = count()
-    while (now := time.monotonic()) - begun < _EXECUTORS_WAIT and (found == 0 or now - since < _EXECUTORS_STABLE):
-        time.sleep(_EXECUTORS_POLL)
-        if (count_now := count()) != found:
-            found, since = count_now, time.monotonic()
-    if found == 0:
-        logger.warning(
-            "No executor registered within %g s: the pipeline is planned with two tasks per batch", _EXECUTORS_WAIT
-        )
+def dead_places(pipeline: Pipeline, spark: SparkSession) -> dict[str, Accumulator[Places]]:
+    """Accumulators of the places of dead rows, by source."""
+    return {
+        name: spark.sparkContext.accumulator(Places(), DeadPlaces())
+        for name, source in pipeline.sources.items()
+        if source.decode is not None
+    }
 
 
 def _check_name_is_free(spark: SparkSession, name: str) -> None:
@@ -464,27 +462,6 @@ def _found_no_more(query: StreamingQuery) -> bool:
     except Py4JError:
         # Not a public API of Spark. If it is missing, assume that everything was read.
         return True
-
-
-def _count_rows(pipeline: Pipeline, kept: DataFrame) -> _Written:
-    """The number of rows for each sink. This reads the batch, and persists it for the writes."""
-    columns = cast("StructType", kept.schema[OUT].dataType).names
-    flag = unused("__dead", {each.lower() for each in columns})
-    is_dead = F.col(flag)
-    found = (
-        kept.select(F.col(DEAD).isNotNull().alias(flag), f"{OUT}.*")
-        .agg(
-            F.count_if(is_dead),
-            *(F.count_if(~is_dead & F.expr(sink.where or "true")) for sink in pipeline.sinks.values()),
-        )
-        .collect()[0]
-    )
-    return _Written(int(found[0]), {name: int(count) for name, count in zip(pipeline.sinks, found[1:], strict=True)})
-
-
-def _rows_in(progress: Any) -> int:
-    observed: Mapping[str, Any] = progress["observedMetrics"] or {}
-    return sum(int(row["rows"]) for name, row in observed.items() if name.startswith(ROWS))
 
 
 @contextmanager

@@ -8,10 +8,12 @@ without a marker belongs to something else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
+from pyspark.sql.types import StructField
 
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
@@ -34,6 +36,7 @@ __all__ = [
     "check_table",
     "claim",
     "clear",
+    "no_rows",
     "table_writer",
     "write",
     "write_files",
@@ -43,8 +46,8 @@ _MARKS: Final = "_anybroker"
 _PROPERTY: Final = "anybroker.query"
 
 
-def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: int, query: str) -> None:
-    """Write a batch's rows. Returns when they are in the sink.
+def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: int, query: str) -> int:
+    """Write a batch's rows. Returns how many, when they are in the sink.
 
     :param name: the name of the sink.
     :param query: Spark's id of the query, which the checkpoint keeps.
@@ -53,18 +56,23 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
     label = name if sink is pipeline.dead_letters else f"sinks.{name}"
     advice = "Fix its format or options" if isinstance(sink, FileSink) else "Fix its options, or its table"
     refused = plan_errors_as(f"{label}: The rows cannot be written", advice)
+    if isinstance(sink, CallSink):
+        if rows := frame.count():
+            sink.call(frame, batch)
+        return rows
+    written = Observation()
+    counted = frame.observe(written, F.count(F.lit(1)).alias("rows"))
     match sink:
         case TopicSink():
             options = {**pipeline.sink_options(sink), "writeId": f"{query}-{name}-{batch}"}
-            as_messages(frame, sink).write.format("broker").options(**options).mode("append").save()
+            as_messages(counted, sink).write.format("broker").options(**options).mode("append").save()
         case FileSink():
             with refused:
-                write_files(sink, frame, _batch_path(sink, batch))
+                write_files(sink, counted, _batch_path(sink, batch))
         case TableSink():
             with refused:
-                _write_table(label, sink, frame, batch, query)
-        case CallSink():
-            sink.call(frame, batch)
+                _write_table(label, sink, counted, batch, query)
+    return int(written.get["rows"])
 
 
 def write_files(sink: FileSink, frame: DataFrame, directory: str) -> None:
@@ -118,7 +126,7 @@ def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query
     spark = frame.sparkSession
     if not spark.catalog.tableExists(sink.table):
         # Empty: after a crash before the claim or the rows, the table may still be claimed.
-        empty = frame.limit(0).withColumn(BATCH, F.lit(batch).cast("bigint"))
+        empty = no_rows(spark, frame.schema).withColumn(BATCH, F.lit(batch).cast("bigint"))
         table_writer(sink, empty).partitionBy(BATCH).saveAsTable(sink.table)
         _claim_table(spark, name, sink.table, query)
     columns = check_table(sink, frame)
@@ -154,16 +162,23 @@ def _claim_table(spark: SparkSession, name: str, table: str, query: str) -> None
     spark.sql(f"ALTER TABLE IDENTIFIER(:t) SET TBLPROPERTIES ('{_PROPERTY}' = '{query}')", {"t": table})
 
 
-def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
-    """Remove the output of a failed attempt from files and tables, for a batch that now has no rows."""
+def clear(sink: Sink, spark: SparkSession, batch: int, again: bool) -> None:
+    """Remove from files and tables what a batch without rows has there: an empty file, or the rows of a failed attempt.
+
+    :param again: whether there may have been an attempt.
+    """
     if isinstance(sink, FileSink):
         path, files = find_path(spark, _batch_path(sink, batch))
         files.delete(path, True)
-    elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
+    elif again and isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
         columns = [each for each in spark.table(sink.table).schema if each.name != BATCH]
-        # `createDataFrame` would make the session of the batch the active one.
-        nothing = spark.range(0).select(*(F.lit(None).cast(each.dataType).alias(each.name) for each in columns))
-        _insert(sink, nothing, batch)
+        _insert(sink, no_rows(spark, columns), batch)
+
+
+def no_rows(spark: SparkSession, columns: Iterable[StructField]) -> DataFrame:
+    """A frame with these columns and without rows."""
+    # `createDataFrame` would make the session the active one.
+    return spark.range(0).coalesce(1).select(*(F.lit(None).cast(each.dataType).alias(each.name) for each in columns))
 
 
 def _batch_path(sink: FileSink, batch: int) -> str:

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from broker.errors import ConfigurationError
 from broker_spark.pipeline import FileSink, TableSink
-from broker_spark.pipeline.frames import OUT
 from broker_spark.pipeline.preflight import try_sinks
 from broker_spark.pipeline.writing import write
 from tests.spark.test_pipeline_targets import make
@@ -29,7 +27,7 @@ def database(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
 
 def _try(spark: SparkSession, directory: Path, sink: FileSink | TableSink) -> None:
     rows = spark.sql("SELECT 1 AS number, 'red' AS colour")
-    try_sinks(make(directory, out=sink), rows.select(F.struct("*").alias(OUT)))
+    try_sinks(make(directory, out=sink), rows)
 
 
 def _left(directory: Path) -> list[str]:

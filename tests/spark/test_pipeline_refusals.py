@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from broker.blocking import Bus
 from broker.errors import BrokerError, ConfigurationError, OffsetOutOfRange, TopicNotFound
 from broker_spark.pipeline import CallSink, FileSink, Pipeline, Source, TableSink, TopicSink, run
-from broker_spark.pipeline.frames import Frames, frames_of
+from broker_spark.pipeline.frames import frames_of
 from broker_spark.pipeline.preflight import check_rows
 from broker_spark.runtime.spark_errors import broker_error_in
 from tests.spark.conftest import MakeTopic
@@ -88,7 +88,7 @@ def test_rows_without_columns_raise(spark: SparkSession, make: Make) -> None:
 @pytest.mark.parametrize("sink", [FileSink("/x", format="Broker"), TableSink("x", format="broker")])
 def test_broker_is_no_format_of_files(spark: SparkSession, make: Make, sink: FileSink | TableSink) -> None:
     with pytest.raises(ConfigurationError, match=r"^sinks\.out: format is '.roker', which writes no files"):
-        check_rows(make(sinks={"out": sink}), Frames(spark.range(1), None))
+        check_rows(make(sinks={"out": sink}), spark.range(1))
 
 
 @pytest.mark.deep
@@ -133,7 +133,7 @@ def test_a_condition_that_cannot_count_rows_raises(spark: SparkSession, make: Ma
     with pytest.raises(
         ConfigurationError, match=r"^sinks\.out: where is 'rand\(\) > 0\.5': \[AGGREGATE_FUNCTION_WITH_NON"
     ):
-        check_rows(make(sinks={"out": sink}), Frames(spark.range(1), None))
+        check_rows(make(sinks={"out": sink}), spark.range(1))
 
 
 @pytest.mark.parametrize("columns", ["id BIGINT", "id BIGINT, batch BIGINT"])
@@ -142,14 +142,14 @@ def test_a_table_without_a_partition_for_each_batch_is_refused(spark: SparkSessi
     spark.sql(f"CREATE TABLE {table} ({columns}) USING parquet")
     try:
         with pytest.raises(ConfigurationError, match=rf"^sinks\.out: Table '{table}' is not partitioned .* BY \(batch"):
-            check_rows(make(sinks={"out": TableSink(table)}), Frames(spark.range(1), None))
+            check_rows(make(sinks={"out": TableSink(table)}), spark.range(1))
     finally:
         spark.sql(f"DROP TABLE {table}")
 
 
 def test_an_impossible_table_is_named(spark: SparkSession, make: Make) -> None:
     with pytest.raises(ConfigurationError, match=r"^sinks\.out: table is 'a b': \[PARSE_SYNTAX_ERROR\]"):
-        check_rows(make(sinks={"out": TableSink("a b")}), Frames(spark.range(1), None))
+        check_rows(make(sinks={"out": TableSink("a b")}), spark.range(1))
 
 
 @pytest.mark.deep

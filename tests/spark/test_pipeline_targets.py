@@ -12,7 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from broker.blocking import connect
 from broker.errors import BackendError, ConfigurationError
 from broker_spark.pipeline import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink, run
-from broker_spark.pipeline.frames import Frames
 from broker_spark.pipeline.inspecting import _file_system, status
 from broker_spark.pipeline.preflight import _try_table, check_rows
 from broker_spark.pipeline.writing import claim, write
@@ -108,9 +107,9 @@ def test_rows_that_a_sink_refuses_raise_before_the_first_batch(
     spark: SparkSession, tmp_path: Path, sink: Sink, expected: str
 ) -> None:
     rows = spark.createDataFrame([(1, "red")], "number bigint, colour string")
-    check_rows(make(tmp_path, good=TopicSink("numbers.out", key="number", where="number > 5")), Frames(rows, None))
+    check_rows(make(tmp_path, good=TopicSink("numbers.out", key="number", where="number > 5")), rows)
     with pytest.raises(ConfigurationError) as caught:
-        check_rows(make(tmp_path, out=sink), Frames(rows, None))
+        check_rows(make(tmp_path, out=sink), rows)
     assert str(caught.value).startswith(f"sinks.out: {expected}")
 
 
@@ -124,7 +123,7 @@ def test_rows_that_a_sink_cannot_take_raise(spark: SparkSession, tmp_path: Path)
         (["1 as number", "2 as Number"], files, "The rows have two columns 'Number'"),
     ):
         with pytest.raises(ConfigurationError) as caught:
-            check_rows(make(tmp_path, out=sink), Frames(spark.range(1).selectExpr(*columns), None))
+            check_rows(make(tmp_path, out=sink), spark.range(1).selectExpr(*columns))
         assert str(caught.value).startswith(f"sinks.out: {expected}")
 
 

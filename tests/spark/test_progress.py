@@ -22,7 +22,6 @@ from broker_spark.common.options import SourceOptions
 from broker_spark.log.source import LogStreamReader
 from broker_spark.pipeline import BatchReport, CallSink, Pipeline, Run, Source, run
 from broker_spark.pipeline.inspecting import Place, Status, status
-from broker_spark.pipeline.running import _Written
 from broker_spark.progress import behind, lag
 from broker_spark.spool.source import SpoolPart
 from tests.servers import kafka, nats
@@ -89,7 +88,7 @@ def test_a_batch_is_reported_only_after_its_commit(tmp_path: Path) -> None:
     done = {**idle, "durationMs": {"addBatch": 7, "triggerExecution": 1500}, "observedMetrics": metrics}
     reports: list[BatchReport] = []
     under_way = Run(idle_pipeline(tmp_path), reports.append)
-    under_way._written[1] = _Written(0, {"nothing": 5})
+    under_way._written[1] = {"nothing": 5}
     query: Any = SimpleNamespace(lastProgress=idle, recentProgress=[idle])
     under_way._report_batches(query)
     assert not reports
@@ -144,7 +143,7 @@ def test_the_lag_behind_a_repeated_batch_of_a_subscription_is_fetched(
 def test_batches_committed_before_a_failure_are_reported(tmp_path: Path) -> None:
     reports: list[BatchReport] = []
     under_way = Run(idle_pipeline(tmp_path), reports.append)
-    under_way._written[0] = _Written(0, {"nothing": 5})
+    under_way._written[0] = {"nothing": 5}
     done = {"batchId": 0, "durationMs": {"addBatch": 7}, "observedMetrics": {}, "sources": []}
 
     def fail(timeout: float) -> bool:
