@@ -119,17 +119,17 @@ def _judged(
     _check(frame, codec, column)
     made = PayloadColumn(codec, _zone(str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))))
 
-    def decode_values(values: Any, *origin: Any) -> Any:
+    def decoded(values: Any, *origin: Any) -> Any:
         found: Any = made(values)
         if note is not None and (dead := found.field(REASON).is_valid()).true_count:
             note(dead, origin)
         return found
 
     # Without hints, since Spark would evaluate them.
-    decode_values.__annotations__.clear()
+    decoded.__annotations__.clear()
     functions: Any = F
     # Spark evaluates a nondeterministic expression once, whatever reads it.
-    column_of = functions.arrow_udf(decode_values, made.type).asNondeterministic()
+    column_of = functions.arrow_udf(decoded, made.type).asNondeterministic()
     return frame.select("*", column_of(_named(column).cast("binary"), *map(_named, origin)).alias(_JUDGED))
 
 

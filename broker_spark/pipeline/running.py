@@ -159,6 +159,7 @@ class Run:
     def execute_in(self, spark: SparkSession) -> int:
         """`execute` in a session with `format("broker")`."""
         pipeline = self._pipeline
+        _check_classic(spark)
         _check_name_is_free(spark, pipeline.name)
         topic_ids = TopicIds(spark, pipeline.checkpoint)
         topic_ids.load()
@@ -391,12 +392,7 @@ def build_stream(
     :raises ConfigurationError: transform or SQL cannot be used, or a sink cannot take the rows.
     :raises Unsupported: the session is one of Spark Connect.
     """
-    if not hasattr(spark, "_jvm"):
-        # Spark Connect would run the batches in the server, without the state of this process.
-        raise Unsupported(
-            "A pipeline runs in the driver of Spark, and this session is one of Spark Connect",
-            advice="Give it a classic session, for instance by spark-submit; sources, sinks and decode work with both",
-        )
+    _check_classic(spark)
     writes_topics = any(isinstance(sink, TopicSink) for sink in pipeline.sinks.values())
     # The ids of messages have the numbers of their tasks.
     unless = "a sink is a topic, and the connector may number the tasks anew when a batch runs again"
@@ -421,6 +417,16 @@ def dead_places(pipeline: Pipeline, spark: SparkSession) -> dict[str, Accumulato
         for name, source in pipeline.sources.items()
         if source.decode is not None
     }
+
+
+def _check_classic(spark: SparkSession) -> None:
+    """:raises Unsupported: the session is one of Spark Connect."""
+    if not hasattr(spark, "_jvm"):
+        # Spark Connect would run the batches in the server, without the state of this process.
+        raise Unsupported(
+            "A pipeline runs in the driver of Spark, and this session is one of Spark Connect",
+            advice="Give it a classic session, for instance by spark-submit; sources, sinks and decode work with both",
+        )
 
 
 def _check_name_is_free(spark: SparkSession, name: str) -> None:

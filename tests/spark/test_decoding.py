@@ -68,7 +68,7 @@ def test_both_halves_can_be_read_at_once(spark: SparkSession) -> None:
 def test_python_gets_the_value_only_and_once(spark: SparkSession) -> None:
     frame = spark.createDataFrame([("{}", 1, 2)], "value string, n int, unread int")
     steps = plan_of(decode(frame, Part).rows.where("payload.count > 1").select("n", "payload.name"))
-    assert [step.split("#")[0] for step in steps if "EvalPython" in step] == ["ArrowEvalPython [decode_values(cast(value"]
+    assert [step.split("#")[0] for step in steps if "EvalPython" in step] == ["ArrowEvalPython [decoded(cast(value"]
     assert not any("unread" in step for step in steps if "Scan" not in step)
 
 

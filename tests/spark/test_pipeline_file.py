@@ -256,7 +256,7 @@ def test_the_command_runs_shows_and_explains(
     assert (found["committed"], found["planned"], found["lag"]) == (1, None, 0)
     assert {place["topic"] for place in found["partitions"]} == {names["orders"]}
     shown, _ = call("explain")
-    for part in ("MaxRows=50", "Order: struct<number:bigint,colour:string>", "orders.dead", "checkpoint", "Physical"):
+    for part in ("MaxRows=50", "Order): struct<number:bigint,colour:string>", "orders.dead", "checkpoint", "Physical"):
         assert part.lower().replace("orders.dead", names["orders.dead"]) in shown.lower()
     shown, said = call("explain", "--no-spark")
     assert "Physical" not in shown
