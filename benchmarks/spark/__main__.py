@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks import report
 from benchmarks.command import conclude, read_arguments
 from benchmarks.report import Page, Section
+from benchmarks.spark.by_hand import measure_by_hand
 from benchmarks.spark.crossover import measure_crossover
 from benchmarks.spark.decoding import measure_decoding
 from benchmarks.spark.micro_batches import measure_micro_batches
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[SparkStage, float, int], list[Section]]] = {
     "writing": measure_writing,
     "micro-batches": measure_micro_batches,
     "pipelines": measure_pipelines,
+    "by-hand": measure_by_hand,
     "decoding": measure_decoding,
     "state": measure_state,
     "other-brokers": measure_other_brokers,
