@@ -46,7 +46,7 @@ def measure_by_hand(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
             name="bench",
             url=kafka.url,
             sources={"flights": Source(topic, decode=Flight, options=options)},
-            transform=lambda flights: flights.select("payload.*").where("delay > 0"),
+            transform=_late,
             sinks={"files": FileSink(stage.place("files"))},
             dead_letters=FileSink(stage.place("dead")),
             checkpoint=stage.place(),
@@ -77,12 +77,15 @@ def measure_by_hand(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
     def from_json(frame: Any) -> Any:
         return frame.select(F.from_json(F.col("value").cast("string"), schema).alias("flight")).select("flight.*")
 
+    def by_msgspec(frame: Any) -> Any:
+        return frame.mapInArrow(_decoded, schema)
+
     series = in_turn(
         {
             "Pipeline, by connector": Work(count, lambda _: pipeline("always")),
             "Pipeline, Python source": Work(count, lambda _: pipeline("never")),
             "from_json by hand": Work(count, lambda _: by_hand(from_json)),
-            "msgspec by hand": Work(count, lambda _: by_hand(lambda rows: rows.mapInArrow(_by_msgspec, schema))),
+            "msgspec by hand": Work(count, lambda _: by_hand(by_msgspec)),
         },
         rounds,
         stage.roots,
@@ -97,10 +100,14 @@ def measure_by_hand(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
     return [section]
 
 
-def _by_msgspec(batches: Iterator[Any]) -> Iterator[Any]:
+def _late(flights: Any) -> Any:
+    return flights.select("payload.*").where("delay > 0")
+
+
+def _decoded(batches: Iterator[Any]) -> Iterator[Any]:
     decoder = msgspec.json.Decoder(Flight)
     arrow: Any = to_arrow_schema(broker_spark.payload_schema(Flight), timezone="UTC")
     for batch in batches:
         rows = [decoder.decode(value) for value in batch.column("value").to_pylist()]
-        columns = [pyarrow.array([getattr(row, each.name) for row in rows], each.type) for each in arrow]
+        columns: list[Any] = [pyarrow.array([getattr(row, each.name) for row in rows], each.type) for each in arrow]
         yield cast("Any", pyarrow.RecordBatch).from_arrays(columns, schema=arrow)
