@@ -2,7 +2,8 @@
 
 A claim is an empty message under the subject of the partition, which no reader sees. Opening a writer publishes one,
 and each batch carries the condition that this claim is still the last: the server refuses the batch of a writer after
-whose claim another came. A batch is sent again after a lost connection; its commit has an id, so that the server
+whose claim another came. In a stream that was recreated a claim may have the same number, so each write looks first
+when the stream was made. A batch is sent again after a lost connection; its commit has an id, so that the server
 reports whether the first copy was stored.
 
 *Concurrency.* The backend's semaphore bounds the batches that are open at once, since a stream takes 50 from all its
@@ -27,6 +28,7 @@ from broker import (
     OperationTimeout,
     OutboundMessage,
     TransactionAborted,
+    TransactionFatal,
     Unsupported,
 )
 from broker.driver import Backoff, keyless_message, not_compacted, reads_answer, writer_fenced
@@ -56,9 +58,18 @@ class JetStreamTableWriter:
     """Implements `TableWriterSpi`; made by `open`."""
 
     def __init__(
-        self, layout: Layout, partition: int, claim: int, connection: Connection, batches: asyncio.Semaphore
+        self,
+        layout: Layout,
+        created: str,
+        partition: int,
+        claim: int,
+        connection: Connection,
+        layouts: Layouts,
+        batches: asyncio.Semaphore,
     ) -> None:
         self._layout = layout
+        self._created = created
+        self._layouts = layouts
         self._partition = partition
         self._connection = connection
         self._batches = batches
@@ -81,6 +92,7 @@ class JetStreamTableWriter:
         info = await layouts.info(topic)
         with reads_answer(f"Topic {topic!r}"):
             layout, atomic = layout_of(topic, info["config"]), bool(info["config"].get("allow_atomic"))
+            created = str(info["created"])
         if not layout.compacted:
             raise not_compacted(topic)
         if not atomic:
@@ -100,7 +112,7 @@ class JetStreamTableWriter:
         ack = decode_ack(data)
         if ack.error is not None:
             raise api_error(ack.error, what)
-        return cls(layout, partition, ack.seq, connection, batches)
+        return cls(layout, created, partition, ack.seq, connection, layouts, batches)
 
     async def write(self, rows: Sequence[OutboundMessage]) -> None:
         if self._closed:
@@ -112,6 +124,7 @@ class JetStreamTableWriter:
             while (left := deadline - time.monotonic()) > 0:
                 try:
                     await connection.wait_connected(left)
+                    await self._check_created()
                     sent = True
                     error = await self._write(rows, commit_id, deadline)
                 except ConnectionFailed as failure:
@@ -134,6 +147,18 @@ class JetStreamTableWriter:
 
     async def close(self) -> None:
         self._closed = True
+
+    async def _check_created(self) -> None:
+        """:raises TransactionFatal: the stream is not the one of the claim."""
+        topic = self._layout.topic
+        info = await self._layouts.info(topic)
+        with reads_answer(f"Topic {topic!r}"):
+            created = str(info["created"])
+        if created != self._created:
+            raise TransactionFatal(
+                f"The writer of partition {self._partition} of table {topic!r} ended: it was deleted and recreated",
+                advice="Open a new writer, and read the table again",
+            )
 
     async def _write(self, rows: Sequence[OutboundMessage], commit_id: bytes, deadline: float) -> BrokerError | None:
         """Send a batch and wait for the answer to its commit.

@@ -145,6 +145,19 @@ async def test_a_purge_keeps_the_claim_and_a_recreated_table_does_not(bus: Bus, 
     assert await table_of(bus, topic) == {}
 
 
+async def test_a_writer_of_a_table_that_was_recreated_does_not_write_beside_the_new_one(bus: Bus, topic: str) -> None:
+    await bus.admin.ensure_topic(topic, partitions=1, compacted=True)
+    async with bus.table_writer(topic, 0) as old:
+        await bus.admin.delete_topic(topic)
+        await bus.admin.ensure_topic(topic, partitions=1, compacted=True)
+        # Its claim has the number of the other one.
+        async with bus.table_writer(topic, 0) as newer:
+            with pytest.raises(TransactionFatal, match=r"partition 0 of table .* deleted and recreated"):
+                await old.write([OutboundMessage(b"old", "a")], checkpoint=b"1")
+            await newer.write([OutboundMessage(b"new", "a")], checkpoint=b"2")
+    assert (await table_of(bus, topic))[b"a"] == b"new"
+
+
 async def test_a_row_too_large_for_the_server_stores_nothing(bus: Bus, topic: str) -> None:
     await bus.admin.ensure_topic(topic, partitions=1, compacted=True)
     async with bus.table_writer(topic, 0) as table:
