@@ -36,7 +36,7 @@ from hashlib import blake2b
 from inspect import isawaitable
 from typing import Any, Final
 
-from broker import ConfigurationError, DecodeError, Limits, OutboundMessage
+from broker import Codec, ConfigurationError, DecodeError, Limits, OutboundMessage
 from broker.checks import name_of
 from broker_streams import keys
 from broker_streams.agenda import EVENT, WALL, WINDOWS, Agenda, OpenWindow
@@ -48,7 +48,7 @@ from broker_streams.edges import Input, Loop, Timer, Visitor, Windowed
 from broker_streams.effects import Effects, SenderPlace, sender_of
 from broker_streams.failures import DeadLetter, LastPolicy, Retrying, Skip, StreamFailed, dead_letter, describe
 from broker_streams.graph import Group
-from broker_streams.handles import Clock, Persist
+from broker_streams.handles import Clock
 from broker_streams.turn import NEVER, Reader, Turn
 
 __all__ = ["Effects", "PartitionEngine", "Reader", "StateReader"]
@@ -706,17 +706,19 @@ class PartitionEngine:
         count = 0
         for key, data in rows:
             if not keys.is_reserved(key):
-                self._changes.put(key, self._upgraded(persist, base.version, key, data))
+                self._changes.put(key, self._upgraded(persist.upgrade, persist.codec, base.version, key, data))
                 count += 1
         return count
 
-    def _upgraded(self, persist: Persist[Any], version: int, key: bytes, data: bytes) -> bytes:
+    def _upgraded(
+        self, upgrade: Callable[[int, bytes], object], codec: Codec[Any], version: int, key: bytes, data: bytes
+    ) -> bytes:
         """:raises StreamFailed: `upgrade` has raised, or has returned what is no row."""
         try:
-            found: object = persist.upgrade(version, data) if persist.upgrade is not None else None
+            found = upgrade(version, data)
             if not isinstance(found, bytes):
                 raise TypeError(f"it returned {found!r}, not bytes")
-            persist.codec.decode(found)
+            codec.decode(found)
         except Exception as error:
             name = keys.decode(key)
             raise StreamFailed(

@@ -202,9 +202,10 @@ class Processor(Service):
             check_capabilities(self.bus.capabilities, consumed)
             commits = choose_commits(self.bus, self.group, self._guarantee, self._open_directory())
             self._partitions = await self._policy.prepare(self.bus, self.group)
-            for topic in consumed:
-                if (identity := await self.bus.admin.topic_identity(topic)) is not None:
-                    self._identities[topic] = identity
+            identities = await asyncio.gather(*map(self.bus.admin.topic_identity, consumed))
+            self._identities = {
+                topic: each for topic, each in zip(consumed, identities, strict=True) if each is not None
+            }
             self._check_standby()
         except BaseException:
             self._close_directory()

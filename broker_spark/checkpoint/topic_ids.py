@@ -1,8 +1,7 @@
 """The topics of a checkpoint: their ids are stored beside it, so that a recreated topic is refused.
 
 Sources of this package store ids in their offsets; Spark's Kafka connector does not. The file `anybroker-topics.json`
-lies in the checkpoint's directory, in any file system of Spark.
-Blocking.
+lies in the checkpoint's directory, in any file system of Spark. Blocking.
 """
 
 from __future__ import annotations

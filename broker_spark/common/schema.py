@@ -6,7 +6,7 @@ source leaves a column null only if the broker does not provide it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Final
@@ -35,7 +35,6 @@ __all__ = [
     "is_case_sensitive",
     "nearest",
     "spark_schema",
-    "unused",
 ]
 
 _TIME: Final = pyarrow.timestamp("us", tz="UTC")
@@ -107,10 +106,3 @@ def nearest(name: str, known: Sequence[str]) -> str:
 def is_case_sensitive(spark: SparkSession) -> bool:
     """Whether `a` and `A` are two columns in this session."""
     return spark.conf.get("spark.sql.caseSensitive", "false") == "true"
-
-
-def unused(name: str, used: Container[str]) -> str:
-    """This name, with underscores appended until it is unused."""
-    while name in used:
-        name += "_"
-    return name

@@ -48,7 +48,9 @@ def frames_of(pipeline: Pipeline, sources: Mapping[str, DataFrame]) -> Frames:
     :raises ConfigurationError: a source is missing or cannot be decoded, Spark cannot plan the SQL or the transform, or
         the transform returns no DataFrame.
     """
-    _check_sources(pipeline, sources)
+    missing = [name for name in pipeline.sources if name not in sources]
+    if missing:
+        raise ConfigurationError(f"There is no frame for {', '.join(missing)}", advice="Give one for each source")
     frames: dict[str, DataFrame] = {}
     dead: list[DataFrame] = []
     for name, source in pipeline.sources.items():
@@ -69,8 +71,6 @@ def stream_of(
     :param sources: by name, with the columns of `origin_of` besides their own.
     :param places: by name, for sources with `decode`: where the places of dead rows are noted.
     """
-
-    _check_sources(pipeline, sources)
     frames: dict[str, DataFrame] = {}
     for name, source in pipeline.sources.items():
         metric, rows = f"{_METRICS}{name}", F.count(F.lit(1)).alias(_ROWS)
@@ -92,12 +92,6 @@ def counts_of(progress: Any) -> tuple[int, int]:
     observed: Mapping[str, Any] = progress["observedMetrics"] or {}
     rows = [row for name, row in observed.items() if name.startswith(_METRICS)]
     return sum(int(row[_ROWS]) for row in rows), sum(int(row[_DEAD]) for row in rows if _DEAD in row)
-
-
-def _check_sources(pipeline: Pipeline, sources: Mapping[str, DataFrame]) -> None:
-    missing = [name for name in pipeline.sources if name not in sources]
-    if missing:
-        raise ConfigurationError(f"There is no frame for {', '.join(missing)}", advice="Give one for each source")
 
 
 def _transformed(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:

@@ -110,10 +110,12 @@ def read_letters(pipeline: Pipeline, spark: SparkSession, name: str, places: Pla
 
 def _ranges(options: SourceOptions, places: Places) -> list[Range]:
     bus = bus_of(options.url)
+    dead = {topic for topic, _ in places}
     # The column of a topic has the broker's name.
-    names = {str(topic): topic for topic in chosen_topics(bus, options)}
+    names = {str(topic): topic for topic in chosen_topics(bus, options) if str(topic) in dead}
+    identities = {name: identity_of(bus, topic) for name, topic in names.items()}
     return [
-        Range(names[topic], identity_of(bus, names[topic]), partition, first, last + 1)
+        Range(names[topic], identities[topic], partition, first, last + 1)
         for (topic, partition), (first, last) in sorted(places.items())
     ]
 

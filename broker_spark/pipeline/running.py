@@ -52,7 +52,7 @@ _PARK_MILLISECONDS: Final = 1000
 _STARTS: Final = 3
 """How often a query is started if its sources do not start in time."""
 _OTHER_SOURCES: Final = re.compile(r"There are \[\d+\] sources in the checkpoint offsets and now there are \[\d+\]")
-"""Spark's error for a changed plan. It counts branches of its plan: a source with `decode` may be two of them."""
+"""Spark's error for a changed plan. It counts branches of its plan: a source joined with itself is two of them."""
 _NOT_UP: Final = "Python worker failed to connect back"
 _NO_STREAM: Final = 'Aggregates need a watermark, or output_mode "update"; a sort is for a sink, or a reader'
 _ADDED: Final = "addBatch"
@@ -282,14 +282,14 @@ class Run:
             places.value = {}
         try:
             self._recheck_topics()
-            written = self._write_rows(frame, batch, again)
+            written = self._write_rows(frame, batch)
             self._write_letters(frame.sparkSession, batch, again)
         finally:
             # Also after an error: a recreated topic may have caused it.
             self._recheck_topics()
         return written
 
-    def _write_rows(self, frame: DataFrame, batch: int, again: bool) -> dict[str, int]:
+    def _write_rows(self, frame: DataFrame, batch: int) -> dict[str, int]:
         pipeline = self._pipeline
         # A function may read its rows several times.
         keeps = len(pipeline.sinks) > 1 or any(isinstance(sink, CallSink) for sink in pipeline.sinks.values())
@@ -299,8 +299,6 @@ class Run:
             for name, sink in pipeline.sinks.items():
                 rows = kept.where(sink.where) if sink.where else kept
                 written[name] = write(pipeline, name, sink, rows, batch, self._query_id)
-                if not written[name]:
-                    clear(sink, frame.sparkSession, batch, again)
         finally:
             if keeps:
                 kept.unpersist()
@@ -316,7 +314,8 @@ class Run:
             if places.value
         ]
         if not found:
-            clear(sink, spark, batch, again)
+            if again:
+                clear(sink, spark, batch)
             return
         dead = reduce(DataFrame.unionByName, found)
         letters = as_dead_letters(dead, pipeline.name) if isinstance(sink, TopicSink) else dead
@@ -395,7 +394,7 @@ def build_stream(
     _check_classic(spark)
     writes_topics = any(isinstance(sink, TopicSink) for sink in pipeline.sinks.values())
     # The ids of messages have the numbers of their tasks.
-    unless = "a sink is a topic, and the connector may number the tasks anew when a batch runs again"
+    unless = "a sink is a topic, and the connector may give tasks other numbers when a batch runs again"
     sources: dict[str, DataFrame] = {}
     for name, source in pipeline.sources.items():
         options, parsed = pipeline.source_options(name), pipeline.parsed_options(name)

@@ -72,7 +72,11 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
         case TableSink():
             with refused:
                 _write_table(label, sink, counted, batch, query)
-    return int(written.get["rows"])
+    rows = int(written.get["rows"])
+    if not rows and isinstance(sink, FileSink):
+        # Spark writes a file without rows.
+        clear(sink, frame.sparkSession, batch)
+    return rows
 
 
 def write_files(sink: FileSink, frame: DataFrame, directory: str) -> None:
@@ -162,15 +166,12 @@ def _claim_table(spark: SparkSession, name: str, table: str, query: str) -> None
     spark.sql(f"ALTER TABLE IDENTIFIER(:t) SET TBLPROPERTIES ('{_PROPERTY}' = '{query}')", {"t": table})
 
 
-def clear(sink: Sink, spark: SparkSession, batch: int, again: bool) -> None:
-    """Remove from files and tables what a batch without rows has there: an empty file, or the rows of a failed attempt.
-
-    :param again: whether there may have been an attempt.
-    """
+def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
+    """Remove from files and tables what a batch without rows has there."""
     if isinstance(sink, FileSink):
         path, files = find_path(spark, _batch_path(sink, batch))
         files.delete(path, True)
-    elif again and isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
+    elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
         columns = [each for each in spark.table(sink.table).schema if each.name != BATCH]
         _insert(sink, no_rows(spark, columns), batch)
 

@@ -305,7 +305,7 @@ def test_a_pipeline(
         books.balance(f"{fault}; {sink}", via, good, [b"%d" % row.number for row in rows])
     ids, bodies = zip(*killed.logs[case.target], strict=True)
     again = allowed(bus, step)
-    # The connector may number its tasks anew when a batch runs again, and the ids have these numbers.
+    # The connector may give its tasks other numbers when a batch runs again, and the ids have these numbers.
     same = {} if connector == "always" else {"ids": ids}
     books.balance(
         f"{fault}; topic", via, good, [b"%d" % json.loads(each)["number"] for each in bodies], **same, **again
