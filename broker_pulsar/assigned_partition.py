@@ -18,7 +18,7 @@ from broker_pulsar.log_reader import make_record
 from broker_pulsar.log_stats import subscription_stats
 from broker_pulsar.message_ids import PER_ENTRY, is_beyond, make_id, next_position, offset_of, pack, unpack
 from broker_pulsar.receiving import Receiver
-from broker_pulsar.subscriptions import OWNER
+from broker_pulsar.subscriptions import OWNER, RELEASED
 
 __all__ = [
     "AssignedPartition",
@@ -37,14 +37,14 @@ class PartitionState(NamedTuple):
 
     :ivar active: name of the consumer that receives; empty if none does.
     :ivar connection: the broker's name of our connection; empty if we are not connected.
-    :ivar others: whether other consumers are connected.
+    :ivar others: names of the other connected consumers.
     :ivar sent: messages that the broker sent us over that connection.
     :ivar properties: the properties of the subscription.
     """
 
     active: str
     connection: str
-    others: bool
+    others: frozenset[str]
     sent: int
     properties: Mapping[str, str]
 
@@ -52,6 +52,12 @@ class PartitionState(NamedTuple):
     def owner(self) -> str:
         """The mark of the last assignment to one of our members; empty if there was none."""
         return self.properties.get(OWNER, "")
+
+    @property
+    def released(self) -> bool:
+        """Whether no other member still owns the partition: the last owner released it, or is not connected."""
+        owner = self.owner
+        return self.properties.get(RELEASED) == owner or owner.partition("/")[0] not in self.others
 
 
 @reads_answer("The statistics of a log")
@@ -63,7 +69,8 @@ def partition_state(stats: Mapping[str, Any], group: str, consumer_name: str) ->
     connection = f"{ours[0].get('address')} {ours[0].get('connectedSince')}" if ours else ""
     sent = int(ours[0].get("msgOutCounter") or 0) if ours else 0
     active, properties = str(found.get("activeConsumerName") or ""), dict(found.get("subscriptionProperties") or {})
-    return PartitionState(active, connection, len(consumers) > len(ours), sent, properties)
+    others = frozenset(str(each.get("consumerName")) for each in consumers if each not in ours)
+    return PartitionState(active, connection, others, sent, properties)
 
 
 class Change(Enum):
@@ -201,6 +208,11 @@ class AssignedPartition:
         if not self.owned or not state.active:
             return Change.NONE
         return Change.REVOKED if state.connection == self.connection else Change.LOST
+
+    def is_unreleased(self, state: PartitionState) -> bool:
+        """Whether another member waits for our release of a partition that we no longer own."""
+        waits = not self.owned and state.active != self.consumer_name
+        return waits and self.mark != "" and self.mark == state.owner != state.properties.get(RELEASED)
 
     def release(self) -> None:
         """The partition is no longer ours."""

@@ -94,6 +94,7 @@ class PulsarBackend:
             ),
             records=RecordCapabilities(
                 rebalance=True,
+                copartitioned=True,
                 start_time=True,
                 follow=True,
                 position_at=True,

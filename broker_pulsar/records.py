@@ -3,7 +3,8 @@
 The broker assigns partitions and notifies its clients, but pulsar-client does not expose that. So the member reads the
 broker's statistics every `rebalance_interval`. A newly assigned partition starts at the committed position. Each
 assignment is marked in the properties of the subscription, so a member that was frozen or cut off sees that another has
-owned its partition, also if it is free again.
+owned its partition, also if it is free again. In a copartitioned group the next owner waits until the last one has
+marked its release, or is no longer connected.
 
 *Concurrency.* Everything runs on the loop; each consumer has a thread that only receives. *Order.* Records of a
 partition come in order, each once per assignment. *Commits* are cumulative acks, which the client sends later and the
@@ -23,6 +24,7 @@ from typing import Any, Final
 
 from broker import (
     BrokerError,
+    ConfigurationError,
     NotAuthorized,
     NotFound,
     Record,
@@ -96,8 +98,11 @@ class PulsarRecordSource(ReceivingSource):
         """Join the group.
 
         :raises TopicNotFound: one of the topics does not exist.
+        :raises ConfigurationError: several topics are copartitioned, and one has no partitions.
         """
         pattern = self._subscription.pattern
+        if self._subscription.copartitioned:
+            await self._check_partitioned()
         for topic in dict.fromkeys(self._subscription.topics if pattern is None else await self._find(pattern)):
             start = "earliest" if topic in self._subscription.whole else self._subscription.start
             try:
@@ -110,6 +115,16 @@ class PulsarRecordSource(ReceivingSource):
         await self._check_assignment()
         self._unwatch.append(self._connection.monitor.add(self._is_connected))
         self._tasks.spawn(self._poll_assignment())
+
+    async def _check_partitioned(self) -> None:
+        topics = dict.fromkeys(self._subscription.topics)
+        for topic in topics:
+            if len(topics) > 1 and not await self._connection.partitions(topic):
+                # The broker chooses the consumer of such a topic by a hash of its name.
+                raise ConfigurationError(
+                    f"Group {self.group!r} is copartitioned, and topic {topic!r} is not partitioned",
+                    advice="Create the topic with ensure_topic(..., partitions=), or omit copartitioned",
+                )
 
     async def _join_topic(self, topic: str, start: Start) -> None:
         # First, so that a close deletes an ephemeral subscription.
@@ -406,6 +421,7 @@ class PulsarRecordSource(ReceivingSource):
         """Read the broker's assignment and apply changes."""
         changes: dict[Change, list[tuple[AssignedPartition, PartitionState]]] = {change: [] for change in Change}
         stalled: list[AssignedPartition] = []
+        unreleased: list[AssignedPartition] = []
         for topic in tuple(self._topics):
             for place, state in (await self._states(topic, once=once)).items():
                 partition = self._partitions.get(place)
@@ -413,6 +429,12 @@ class PulsarRecordSource(ReceivingSource):
                     await self._join(topic, place.partition, self._connection.topic(topic).partition(place.partition))
                     continue
                 change = partition.detect_change(state)
+                if change is Change.ASSIGNED and not self._is_free(state):
+                    continue
+                if self._subscription.copartitioned and (
+                    change in {Change.REVOKED, Change.LOST} or partition.is_unreleased(state)
+                ):
+                    unreleased.append(partition)
                 changes[change].append((partition, state))
                 if change is Change.NONE and partition.owned and state.active:
                     partition.connection = state.connection
@@ -424,6 +446,7 @@ class PulsarRecordSource(ReceivingSource):
             self._lose([partition for partition, _ in changes[Change.LOST]])
         if changes[Change.REVOKED]:
             await self._revoke([partition for partition, _ in changes[Change.REVOKED]])
+        await asyncio.gather(*(self._mark_released(partition) for partition in unreleased))
         if changes[Change.ASSIGNED]:
             await self._take_over(changes[Change.ASSIGNED])
         await asyncio.gather(*(partition.request_redelivery() for partition in stalled))
@@ -477,17 +500,34 @@ class PulsarRecordSource(ReceivingSource):
         topics = {partition.topic_partition.topic for partition in partitions}
         states = {place: state for topic in topics for place, state in (await self._states(topic, once=True)).items()}
         now = [(partition, states[partition.topic_partition]) for partition in partitions]
-        return [(partition, state) for partition, state in now if partition.detect_change(state) is Change.ASSIGNED]
+        return [
+            (partition, state)
+            for partition, state in now
+            if partition.detect_change(state) is Change.ASSIGNED and self._is_free(state)
+        ]
+
+    def _is_free(self, state: PartitionState) -> bool:
+        """Whether we may take the partition over: in a copartitioned group no other member may still own it."""
+        return not self._subscription.copartitioned or state.released
 
     async def _mark_owned(self, partition: AssignedPartition, state: PartitionState) -> None:
         """Tell a former owner that it has lost the partition, which it also sees when the partition is free again."""
         log = await self._connection.log(*partition.topic_partition)
         try:
-            partition.mark = await subscriptions.mark_owner(self._connection, log, self.group, state.properties)
+            partition.mark = await subscriptions.mark_owner(
+                self._connection, log, self.group, self._consumer_name, state.properties
+            )
         except NotAuthorized as error:
+            if self._subscription.copartitioned:
+                # Others could not see who owns the partition.
+                self._fail(error)
             # Without the right a loss is noticed only while the new owner is there.
             logger.debug("Group %r: marking an owner: %s", self.group, error)
             partition.mark = state.owner
+
+    async def _mark_released(self, partition: AssignedPartition) -> None:
+        log = await self._connection.log(*partition.topic_partition)
+        await subscriptions.mark_released(self._connection, log, self.group, partition.mark)
 
     async def _rewind(self, partition: AssignedPartition) -> None:
         receiver = partition.receiver

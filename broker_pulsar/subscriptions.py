@@ -20,12 +20,14 @@ from broker_pulsar.names import EPHEMERAL, READERS, TopicPath, subscription_path
 
 __all__ = [
     "OWNER",
+    "RELEASED",
     "create",
     "create_ephemeral",
     "delete",
     "delete_ephemeral",
     "list_names",
     "mark_owner",
+    "mark_released",
     "milliseconds",
     "require",
 ]
@@ -36,6 +38,8 @@ _MARK: Final = "anybroker-begins"
 """Property of a subscription whose cursor has yet to be moved to this ledger and entry."""
 OWNER: Final = "anybroker-owner"
 """Property of a group's subscription: what the last assignment of the partition wrote."""
+RELEASED: Final = "anybroker-released"
+"""Property of a copartitioned group's subscription: the mark of an owner that has released the partition."""
 _MARK_CHECKS: Final = 10
 _MARK_PAUSE: Final = 0.1
 _UNDO_SECONDS: Final = 3.0
@@ -84,14 +88,32 @@ async def _create_at(connection: Connection, log: TopicPath, name: str, start: d
     await http.request("PUT", f"{path}/properties", what, {})
 
 
-async def mark_owner(connection: Connection, log: TopicPath, name: str, properties: Mapping[str, str]) -> str:
-    """Mark a new assignment of a partition of a group; returns the mark.
+async def mark_owner(
+    connection: Connection, log: TopicPath, name: str, consumer_name: str, properties: Mapping[str, str]
+) -> str:
+    """Mark a new assignment of a partition of a group; returns the mark, which begins with the name of the consumer.
 
     :param properties: those that the subscription has.
     """
-    mark, path = token_hex(8), f"{subscription_path(log, name)}/properties"
-    await connection.http.request("PUT", path, f"Group {name!r} of {log.url!r}", {**properties, OWNER: mark})
+    mark = f"{consumer_name}/{token_hex(8)}"
+    await _set_properties(connection, log, name, {**properties, OWNER: mark})
     return mark
+
+
+async def mark_released(connection: Connection, log: TopicPath, name: str, mark: str) -> None:
+    """Tell the next owner of a partition of a copartitioned group that it is released, unless another marked it since.
+
+    :param mark: what `mark_owner` returned for the released assignment.
+    """
+    path, what = f"{subscription_path(log, name)}/properties", f"Group {name!r} of {log.url!r}"
+    properties: Mapping[str, str] = await connection.http.get(path, what) or {}
+    if properties.get(OWNER) == mark:
+        await _set_properties(connection, log, name, {**properties, RELEASED: mark})
+
+
+async def _set_properties(connection: Connection, log: TopicPath, name: str, properties: Mapping[str, str]) -> None:
+    path = f"{subscription_path(log, name)}/properties"
+    await connection.http.request("PUT", path, f"Group {name!r} of {log.url!r}", properties)
 
 
 async def create_ephemeral(connection: Connection, topic: str, name: str, start: Start) -> None:

@@ -1,9 +1,9 @@
 """A member of a group that keeps its positions with its results, in one SQLite database that all members share.
 
-`python -m tests.chaos.own_positions_process URL TOPIC GROUP DATABASE SEED` reads until it is killed or gets SIGTERM,
-and prints a JSON line for each action. Rows and the position after them are one transaction, with a fence: each time
-that a member takes a partition, its generation rises, and only the latest one may write. What `commit_positions` stores
-on the broker is advice that nobody reads.
+`python -m tests.chaos.own_positions_process URL TOPICS GROUP DATABASE SEED` reads until it is killed or gets SIGTERM,
+and prints a JSON line for each action. All records are in the first topic; several topics are copartitioned. Rows and
+the position after them are one transaction, with a fence: each time that a member takes a partition, its generation
+rises, and only the latest one may write. What `commit_positions` stores on the broker is advice that nobody reads.
 """
 
 from __future__ import annotations
@@ -138,14 +138,19 @@ class Member:
     """
 
     def __init__(
-        self, bus: broker.Bus, topic: str, group: str, store: Store, seed: int, say: Callable[..., object]
+        self, bus: broker.Bus, topics: Sequence[str], group: str, store: Store, seed: int, say: Callable[..., object]
     ) -> None:
-        self._topic = topic
+        self._topic = topics[0]
         self._store = store
         self._random = random.Random(seed)
         self._say = say
         self._log = bus.records(
-            topic, group=group, on_assigned=self._assigned, on_revoking=self._revoking, on_lost=self._lost
+            topics,
+            group=group,
+            copartitioned=len(topics) > 1,
+            on_assigned=self._assigned,
+            on_revoking=self._revoking,
+            on_lost=self._lost,
         )
         self._given: set[int] = set()
         """Partitions of an `on_assigned` that neither `on_revoking` nor `on_lost` has followed."""
@@ -241,7 +246,7 @@ class Member:
             self._say("unadvised", error=type(error).__name__, text=str(error))
 
     async def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        numbers = [place.partition for place in partitions]
+        numbers = numbers_of(partitions)
         self._say("assigned", partitions=numbers)
         if again := self._given.intersection(numbers):
             self._say("broken", text=f"{sorted(again)} were assigned twice, and not taken away between")
@@ -249,14 +254,14 @@ class Member:
         try:
             async with self._taking:
                 await self._take(numbers)
-        except LeaseLost:
+        except (LeaseLost, asyncio.CancelledError):
             # Some went: the call begins again with the others.
             self._given.difference_update(numbers)
             raise
         self._say("taken", partitions=numbers)
 
     async def _revoking(self, partitions: Sequence[TopicPartition]) -> None:
-        numbers = [place.partition for place in partitions]
+        numbers = numbers_of(partitions)
         self._say("revoking", partitions=numbers)
         self._given.difference_update(numbers)
         if self._random.random() < 0.5:
@@ -264,9 +269,13 @@ class Member:
                 await self._advise(numbers)
 
     async def _lost(self, partitions: Sequence[TopicPartition]) -> None:
-        numbers = [place.partition for place in partitions]
+        numbers = numbers_of(partitions)
         self._say("lost", partitions=numbers)
         self._given.difference_update(numbers)
+
+
+def numbers_of(partitions: Sequence[TopicPartition]) -> list[int]:
+    return sorted({place.partition for place in partitions})
 
 
 def say(word: str, **more: Any) -> None:
@@ -278,7 +287,7 @@ def show_tasks() -> None:
         task.print_stack()
 
 
-async def main(url: str, topic: str, group: str, database: str, seed: str) -> None:
+async def main(url: str, topics: str, group: str, database: str, seed: str) -> None:
     store, loop, opened = Store(Path(database)), asyncio.get_running_loop(), False
 
     def hear(word: str, **more: Any) -> None:
@@ -289,7 +298,7 @@ async def main(url: str, topic: str, group: str, database: str, seed: str) -> No
     while True:
         try:
             async with broker.connect(url) as bus:
-                member = Member(bus, topic, group, store, int(seed), hear)
+                member = Member(bus, topics.split(","), group, store, int(seed), hear)
                 loop.add_signal_handler(signal.SIGTERM, member.stop)
                 loop.add_signal_handler(signal.SIGUSR2, show_tasks)
                 await member.run()

@@ -29,6 +29,7 @@ URLS: dict[str, Callable[[], str]] = {
         pytest.param("jetstream", False, id="jetstream"),
         pytest.param("jetstream", True, id="jetstream-copartitioned"),
         pytest.param("pulsar", False, id="pulsar", marks=pytest.mark.xdist_group("pulsar")),
+        pytest.param("pulsar", True, id="pulsar-copartitioned", marks=pytest.mark.xdist_group("pulsar")),
     ],
 )
 async def test_a_frozen_member_loses_what_another_has_owned(name: str, copartitioned: bool) -> None:

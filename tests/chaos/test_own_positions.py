@@ -18,9 +18,10 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -62,17 +63,16 @@ class Backend(NamedTuple):
     pace: float
 
 
+def kafka_url(assignor: str) -> str:
+    options = f"session_timeout_ms=3000&heartbeat_interval_ms=200&partition_assignment_strategy={assignor}"
+    return f"{kafka.shared_server().url}?{options}"
+
+
 BACKENDS: Mapping[str, Backend] = {
     "inmem": Backend(None, 1.0, 0.3),
     "jetstream": Backend(lambda: f"{nats.shared_server().url}?owner_timeout=1", 1.0, 1.0),
-    "kafka": Backend(
-        lambda: (
-            f"{kafka.shared_server().url}?session_timeout_ms=3000&heartbeat_interval_ms=200"
-            "&partition_assignment_strategy=cooperative-sticky"
-        ),
-        3.0,
-        1.0,
-    ),
+    "kafka": Backend(lambda: kafka_url("cooperative-sticky"), 3.0, 1.0),
+    "kafka-range": Backend(lambda: kafka_url("range"), 3.0, 1.0),
     "kafka-consumer": Backend(lambda: f"{kafka.shared_server().url}?group_protocol=consumer", 6.0, 1.0),
     "pulsar": Backend(lambda: pulsar.shared_server().url, 2.0, 1.0),
 }
@@ -125,13 +125,13 @@ class InProcess(MemberProcess):
 class AsTask:
     """A member beside others in this process. One that is frozen is cut off and works on."""
 
-    def __init__(self, server: Broker, topic: str, group: str, database: Path, seed: int) -> None:
+    def __init__(self, server: Broker, topics: Sequence[str], group: str, database: Path, seed: int) -> None:
         self.heard: list[dict[str, Any]] = []
         self.frozen = False
         self._server = server
         self._bus = broker.connect(InmemSettings(broker=server))
         self._store = Store(database)
-        self._member = Member(self._bus, topic, group, self._store, seed, self._hear)
+        self._member = Member(self._bus, topics, group, self._store, seed, self._hear)
         self._task = asyncio.create_task(self._run())
 
     def _hear(self, word: str, **more: Any) -> None:
@@ -339,30 +339,43 @@ async def patient(call: Callable[[], Awaitable[T]]) -> T:
 
 
 @asynccontextmanager
-async def opened(backend: Backend, topic: str, group: str, database: Path) -> AsyncGenerator[tuple[broker.Bus, Start]]:
+async def opened(
+    backend: Backend, topics: Sequence[str], group: str, database: Path
+) -> AsyncGenerator[tuple[broker.Bus, Start]]:
     """A bus for the test, and how members start."""
     if backend.url is None:
         server = Broker(BrokerOptions(session_seconds=backend.session, rebalance_seconds=2.0))
         async with broker.connect(InmemSettings(broker=server)) as bus:
-            yield bus, lambda seed: AsTask(server, topic, group, database, seed)
+            yield bus, lambda seed: AsTask(server, topics, group, database, seed)
     else:
         url = await asyncio.to_thread(backend.url)
         async with broker.connect(url) as bus:
-            yield bus, lambda seed: InProcess(url, topic, group, str(database), str(seed))
+            yield bus, lambda seed: InProcess(url, ",".join(topics), group, str(database), str(seed))
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.xdist_group("pulsar")) if name == "pulsar" else name for name in BACKENDS],
+    ("name", "copartitioned"),
+    [
+        pytest.param(
+            name,
+            copartitioned,
+            id=f"{name}-copartitioned" if copartitioned else name,
+            marks=[pytest.mark.xdist_group("pulsar")] if name == "pulsar" else [],
+        )
+        for name, copartitioned in product(BACKENDS, (False, True))
+        if name not in (("kafka",) if copartitioned else ("kafka-range",))
+    ],
 )
 async def test_results_with_their_positions_are_exactly_once(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, copartitioned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backend, topic, group = BACKENDS[name], f"chaos-{uuid.uuid4().hex[:12]}", f"own-{uuid.uuid4().hex[:8]}"
+    topics = [topic, f"{topic}-empty"] if copartitioned else [topic]
     database = tmp_path / "results.db"
     store = Store.create(database)
-    async with opened(backend, topic, group, database) as (bus, start):
-        await bus.admin.ensure_topic(topic, partitions=PARTITIONS)
+    async with opened(backend, topics, group, database) as (bus, start):
+        for each in topics:
+            await bus.admin.ensure_topic(each, partitions=PARTITIONS)
         run = Run(bus, topic, store, backend, start, SEED)
         failure: Exception | None = None
         try:
@@ -373,7 +386,8 @@ async def test_results_with_their_positions_are_exactly_once(
         accounts = {number: account(rows, store.results(number)) for number, rows in log.items()}
         with capsys.disabled():
             ended = "" if failure is None else f"; it ended early: {failure!r}"
-            sys.stdout.write(f"\n{name}, seed {SEED}, {SECONDS:g} s: {told(run, [*accounts.values()])}{ended}\n")
+            what = f"{name}, {len(topics)} topics, seed {SEED}, {SECONDS:g} s"
+            sys.stdout.write(f"\n{what}: {told(run, [*accounts.values()])}{ended}\n")
         if failure is not None:
             raise failure
         wrong = [f"partition {number}: {text}" for number, each in accounts.items() for text in each.wrong]
@@ -392,7 +406,8 @@ async def test_results_with_their_positions_are_exactly_once(
             if (positions.get(number) or 0) <= at < (position or 0)
         ]
         assert skipped == [], "advice never runs ahead of the results"
-        await bus.admin.delete_topic(topic)
+        for each in topics:
+            await bus.admin.delete_topic(each)
     store.close()
 
 

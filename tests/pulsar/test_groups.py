@@ -13,6 +13,7 @@ import pytest
 import broker
 from broker.bus import Bus
 from broker.driver.contract import TopicPartition
+from broker.errors import ConfigurationError
 from broker.reading.record_consumer import RecordConsumer
 from broker.testing.waiting import eventually, numbered
 from broker_pulsar.assigned_partition import AssignedPartition
@@ -84,6 +85,18 @@ async def test_a_member_that_lost_a_partition_before_it_took_it_over_never_has_i
             assert second.assignment() == []
             await eventually(third.assignment, 15, "its assignment")
         await second.close()
+
+
+async def test_topics_without_partitions_are_not_copartitioned(
+    bus: Bus, pulsar_server: PulsarServer, topic: str
+) -> None:
+    plain = f"{topic}-plain"
+    path = f"/admin/v2/persistent/public/default/{plain}"
+    assert (await asyncio.to_thread(pulsar_server.request, "PUT", path))[0] == 204
+    with pytest.raises(ConfigurationError, match=f"topic '{plain}' is not partitioned"):
+        async with bus.records([topic, plain], group="billing", copartitioned=True):
+            pass
+    await bus.admin.delete_topic(plain)
 
 
 @pytest.mark.deep

@@ -41,7 +41,7 @@ async def test_c1_many_partitions_are_released_together(server: StreamBroker, bu
     assert len(set(await stream.outputs())) == 4000
 
 
-@on("memory", "jetstream", "kafka")  # a group on Pulsar consumes one topic
+@on("memory", "jetstream", "kafka", "pulsar")
 async def test_c5_a_restart_with_one_input_at_its_end_does_not_stall(stream: Stream) -> None:
     visits = await stream.topic("visits")
     group = Group(stream.name, Input([stream.clicks, visits], Json(int), stream.count), stream.counts, stream.alerts)

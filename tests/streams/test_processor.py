@@ -259,7 +259,7 @@ async def test_p10_a_partition_that_waits_does_not_stop_the_others(stream: Strea
         await until(lambda: total(view) == PARTITIONS + 100)
 
 
-@on("memory", "jetstream", "kafka")  # a group on Pulsar consumes one topic
+@on("memory", "jetstream", "kafka", "pulsar")
 async def test_p11_five_inputs_and_a_loop_reach_the_exact_sum(stream: Stream) -> None:
     topics = [await stream.topic(f"input-{n}") for n in range(5)]
     await stream.topic("loop")
@@ -375,7 +375,7 @@ async def test_p14_topics_of_unequal_partitions_are_refused(stream: Stream) -> N
     assert processor.state is ProcessorState.STOPPED
 
 
-@on("memory", "jetstream", "kafka")  # a group on Pulsar consumes one topic
+@on("memory", "jetstream", "kafka", "pulsar")
 async def test_p15_members_own_whole_numbers_of_all_topics(server: StreamBroker, stream: Stream) -> None:
     topics = [stream.clicks, await stream.topic("visits"), await stream.topic("views")]
     group = Group(stream.name, Input(topics, Json(int), stream.count), stream.counts, stream.alerts)

@@ -11,7 +11,7 @@ from broker.driver.contract import TopicPartition
 from broker_pulsar.assigned_partition import AssignedPartition, Change, PartitionState
 from broker_pulsar.client import pulsar
 from broker_pulsar.message_ids import pack
-from broker_pulsar.subscriptions import OWNER
+from broker_pulsar.subscriptions import OWNER, RELEASED
 
 LEDGER = 7
 NO_RECEIVER: Any = None
@@ -142,7 +142,8 @@ def test_redelivery_is_requested_at_each_check_while_misaligned() -> None:
 def test_changes_of_the_assignment(active: str, connection: str, owned: bool, change: Change) -> None:
     partition = AssignedPartition(TopicPartition("t", 0), "me", NO_RECEIVER, None)
     partition.owned, partition.connection = owned, "first"
-    assert partition.detect_change(PartitionState(active, connection, others=True, sent=0, properties={})) is change
+    state = PartitionState(active, connection, others=frozenset({"them"}), sent=0, properties={})
+    assert partition.detect_change(state) is change
 
 
 @pytest.mark.parametrize("active", ["me", "other", ""])
@@ -150,11 +151,52 @@ def test_changes_of_the_assignment(active: str, connection: str, owned: bool, ch
 def test_the_mark_of_another_owner_is_a_loss(active: str, found: dict[str, str], lost: bool) -> None:
     partition = AssignedPartition(TopicPartition("t", 0), "me", NO_RECEIVER, None)
     partition.owned, partition.connection, partition.mark = True, "first", "ours"
-    change = partition.detect_change(PartitionState(active, "first", others=True, sent=0, properties=found))
-    assert (change is Change.LOST) is lost
+    state = PartitionState(active, "first", others=frozenset({"them"}), sent=0, properties=found)
+    assert (partition.detect_change(state) is Change.LOST) is lost
 
 
 def test_the_mark_of_the_owner_before_is_no_loss() -> None:
     partition = AssignedPartition(TopicPartition("t", 0), "me", NO_RECEIVER, None)
-    state = PartitionState("me", "first", others=False, sent=0, properties={OWNER: "theirs"})
+    state = PartitionState("me", "first", others=frozenset(), sent=0, properties={OWNER: "theirs"})
     assert partition.detect_change(state) is Change.ASSIGNED
+
+
+@pytest.mark.parametrize(
+    ("properties", "connected", "released"),
+    [
+        ({}, {"them"}, True),
+        ({OWNER: "them/1"}, {"them"}, False),
+        ({OWNER: "them/1", RELEASED: "them/1"}, {"them"}, True),
+        ({OWNER: "them/2", RELEASED: "them/1"}, {"them"}, False),
+        ({OWNER: "them/1"}, {"others"}, True),
+        ({OWNER: "them/1"}, set(), True),
+    ],
+)
+def test_a_partition_is_released_by_a_mark_or_a_disconnect(
+    properties: dict[str, str], connected: set[str], released: bool
+) -> None:
+    state = PartitionState("me", "first", others=frozenset(connected), sent=0, properties=properties)
+    assert state.released is released
+
+
+@pytest.mark.parametrize(
+    ("active", "owned", "properties", "waits"),
+    [
+        ("them", False, {OWNER: "me/1"}, True),
+        ("", False, {OWNER: "me/1", RELEASED: "me/0"}, True),
+        ("them", False, {OWNER: "me/1", RELEASED: "me/1"}, False),
+        ("them", False, {OWNER: "them/1"}, False),
+        ("them", True, {OWNER: "me/1"}, False),
+        ("me", False, {OWNER: "me/1"}, False),
+    ],
+)
+def test_another_member_waits_for_a_release(active: str, owned: bool, properties: dict[str, str], waits: bool) -> None:
+    partition = AssignedPartition(TopicPartition("t", 0), "me", NO_RECEIVER, None)
+    partition.owned, partition.mark = owned, "me/1"
+    state = PartitionState(active, "first", others=frozenset({"them"}), sent=0, properties=properties)
+    assert partition.is_unreleased(state) is waits
+
+
+def test_nothing_is_to_be_released_before_the_first_assignment() -> None:
+    partition = AssignedPartition(TopicPartition("t", 0), "me", NO_RECEIVER, None)
+    assert not partition.is_unreleased(PartitionState("them", "first", frozenset({"them"}), 0, {}))
