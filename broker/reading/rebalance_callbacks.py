@@ -153,8 +153,11 @@ class RebalanceCallbacks:
                     raise
                 # Some were revoked or lost meanwhile: the call begins again with the others.
                 staying = [assigned for assigned in asked if not assigned.revoking]
-                if len(staying) == len(asked):
+                if len(staying) < len(asked):
+                    continue
+                if isinstance(error, LeaseLost):
                     raise
+                raise RuntimeError(f"on_assigned of group {self._group!r} raised CancelledError by itself") from error
 
     async def _call(self, partitions: Sequence[TopicPartition], before: OnPartitions | None) -> None:
         if before is not None:

@@ -32,10 +32,10 @@ from broker.driver.assignments import Assignments, check_own_positions, check_po
 from broker.driver.concurrency import check_loop
 from broker.driver.contract import Backend, RecordSubscription, SourceListener, TopicPartition
 from broker.driver.loop_watch import LoopWatch
-from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
+from broker.errors import BrokerError, Closed, ConfigurationError, TopicNotFound, TopicRecreated, Unsupported
 from broker.hooks import Hooks, logger
 from broker.protocols import Codec, OwnPositions
-from broker.reading.copartitions import Copartitions, check_counts
+from broker.reading.copartitions import Copartitions, check_counts, partition_counts
 from broker.reading.decoding import RecordDecoder, open_decoder
 from broker.reading.membership import Membership
 from broker.reading.options import check_record_options
@@ -56,6 +56,7 @@ class RecordReading:
 
     :param check: raises Closed if no record may be handed over any more.
     :param is_idle: called after `stop_when_idle` seconds without a record; returns whether the member is idle.
+    :param explain: returns what to raise for an error of the source.
     :param max_rate: records handed over per second.
     """
 
@@ -69,6 +70,7 @@ class RecordReading:
         check: Callable[[], None],
         stop_when_idle: float | None,
         is_idle: Callable[[float], Awaitable[bool]],
+        explain: Callable[[Exception], Awaitable[Exception]],
         max_rate: float | None,
     ) -> None:
         self._owner = owner
@@ -79,6 +81,7 @@ class RecordReading:
         self._check = check
         self._stop_when_idle = stop_when_idle
         self._is_idle = is_idle
+        self._explain = explain
         self._time = asyncio.get_running_loop().time
         self._bucket = None if max_rate is None else TokenBucket(max_rate, self._time())
         self._at_once = decoder is None and self._bucket is None
@@ -175,8 +178,8 @@ class RecordReading:
                 if head is not None and self._decoder.decode_next(head):
                     return True
             if head is None and fetcher.error is not None:
-                self.ended = fetcher.error
-                raise fetcher.error
+                self.ended = await self._explain(fetcher.error)
+                raise self.ended
             now = self._time()
             first, started = started is None, now if started is None else started
             if head is not None and self._decoder is not None:
@@ -395,6 +398,7 @@ class RecordConsumer(Generic[T]):
             check=self._check_open,
             stop_when_idle=self._stop_when_idle,
             is_idle=self._member.is_idle,
+            explain=self._explain,
             max_rate=self._max_rate,
         )
         self._watch = LoopWatch.join(None)
@@ -424,6 +428,19 @@ class RecordConsumer(Generic[T]):
             self._closing = asyncio.create_task(self._close(), name="broker-record-close")
         if not self._member.calls_back_in(asyncio.current_task()):
             await asyncio.shield(self._closing)
+
+    async def _explain(self, error: Exception) -> Exception:
+        """The error that ends the consumer: TopicRecreated instead of TopicNotFound if all topics exist again."""
+        if not isinstance(error, TopicNotFound) or self._subscription.pattern is not None:
+            return error
+        try:
+            await partition_counts(self._backend, self._subscription.topics)
+        except BrokerError:
+            return error
+        return TopicRecreated(
+            f"A topic was deleted and recreated while group {str(self._subscription.group)!r} read it: {error.message}",
+            native=error.native,
+        )
 
     async def _close(self) -> None:
         time = asyncio.get_running_loop().time

@@ -133,6 +133,16 @@ async def test_an_error_of_on_assigned_ends_the_consumer_and_is_raised_once() ->
         assert b.source.stored == {}
 
 
+async def test_a_cancelled_error_of_on_assigned_ends_the_consumer() -> None:
+    async def fail(_: Sequence[TopicPartition]) -> None:
+        raise asyncio.CancelledError
+
+    async with bench(on_assigned=fail) as b:
+        b.source.append(1)
+        with pytest.raises(RuntimeError, match="on_assigned of group 'audit' raised CancelledError by itself"):
+            await b.consumer.next_record(timeout=60)
+
+
 async def test_a_call_that_never_returns_is_named_with_its_deadline() -> None:
     async def never(_: Sequence[TopicPartition]) -> None:
         await asyncio.Event().wait()
