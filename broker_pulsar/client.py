@@ -128,6 +128,8 @@ def _answer(request: Callable[[Callable[..., object]], object], is_open: Callabl
         with suppress(Empty):
             result, *values = answers.get(timeout=_CHECK)
             if result != pulsar.Result.Ok:
-                raise getattr(exceptions, result.name)(f"Pulsar error: {result.name}")
+                # A result without a name: see `errors`.
+                kind = getattr(exceptions, result.name, exceptions.NotConnected)
+                raise kind(f"Pulsar error: {result.name}")
             return values[0] if values else None
     raise exceptions.AlreadyClosed("Closed before the client answered")

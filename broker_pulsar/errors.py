@@ -37,6 +37,8 @@ _CLASSES: Final[Mapping[str, type[BrokerError]]] = {
     "BrokerPersistenceError": ConnectionFailed,
     "TooManyLookupRequestException": ConnectionFailed,
     "Disconnected": ConnectionFailed,
+    # A result for which pulsar-client has no name: its core returns "repeat the call" while it reconnects.
+    "???": ConnectionFailed,
     "AuthenticationError": AuthenticationFailed,
     "ErrorGettingAuthenticationData": AuthenticationFailed,
     "AuthorizationError": NotAuthorized,

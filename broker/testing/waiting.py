@@ -116,7 +116,11 @@ async def read(log: Log, count: int, patience: float) -> list[Record[bytes]]:
     records: list[Record[bytes]] = []
     for _ in range(count):
         record = await log.next_record(timeout=patience)
-        assert record is not None, f"Only {len(records)} of {count} records arrived within {patience} s each"
+        if record is None:
+            last = {(each.topic, each.partition): each.offset for each in records}
+            raise AssertionError(
+                f"Only {len(records)} of {count} records arrived within {patience} s each; the last offsets are {last}"
+            )
         records.append(record)
     return records
 

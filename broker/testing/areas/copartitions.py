@@ -36,18 +36,26 @@ class _Owners:
         self.of: dict[TopicPartition, str] = {}
         self.faults: list[str] = []
         self._overtaken: dict[str, set[TopicPartition]] = {}
+        self._releasing: set[TopicPartition] = set()
+        """Those whose `on_revoking` runs."""
 
     def callbacks(self, name: str) -> dict[str, Any]:
         async def on_assigned(partitions: Sequence[TopicPartition]) -> None:
             numbers = {partition.partition for partition in partitions}
             for partition, owner in self.of.items():
                 if partition.partition in numbers and owner != name:
+                    if partition in self._releasing:
+                        self.faults.append(f"{name} was assigned {partition} while {owner} released it")
                     self._overtaken.setdefault(owner, set()).add(partition)
             self.of.update(dict.fromkeys(partitions, name))
 
         async def on_revoking(partitions: Sequence[TopicPartition]) -> None:
-            # A release that does not wait for this call overlaps with the next owner.
-            await asyncio.sleep(0.05)
+            # A release that does not wait for this call overlaps with the next owner, even if the process stands still
+            # for a while: in between the loop runs many times.
+            self._releasing.update(partitions)
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+            self._releasing.difference_update(partitions)
             for partition in self._overtaken.get(name, set()).intersection(partitions):
                 self.faults.append(f"{partition} was released by {name} after {self.of.get(partition)} had it")
             self.drop(name, partitions)
