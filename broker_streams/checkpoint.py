@@ -28,7 +28,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     :ivar number: of the checkpoint, counted from the first of the partition.
     :ivar version: of the rows: `Persist(version=)`.
     :ivar fingerprint: of the group, as `group.fingerprint()`.
-    :ivar identities: by topic what its broker calls it, which differs for a topic that was recreated.
+    :ivar identities: by topic, the table included, what its broker calls it; a topic that was recreated has another.
     :ivar redo: the token of the redo records that have its rows, while the table may lack some; otherwise empty.
     """
 

@@ -31,6 +31,8 @@ _BARRIER_SECONDS: Final = 1.0
 """How long a checkpoint waits for a partition in the middle of a message."""
 _MOST_FATAL: Final = 5
 """How often in a row another publisher may take the name of this member."""
+_LOOK_SECONDS: Final = 5.0
+"""How often it is looked whether the table is still the same topic."""
 _AGAIN: Final = Retry(initial=0.1, maximum=10.0)
 _BOUNDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -43,6 +45,7 @@ class Checkpointer:
     :param interval: seconds between checkpoints.
     :param messages: messages after which there is one before that.
     :param stopping: set when the member stops: then nothing is read again.
+    :param check_table: raises TopicRecreated if the table was deleted and recreated.
     :param read_again: lets a partition read and handle messages from its positions on; raises LeaseLost if it has gone.
     :param fenced: called with a partition that another process writes, and the delay before it is recovered.
     :param failed: called with a partition that failed, and its error.
@@ -60,6 +63,7 @@ class Checkpointer:
         interval: float,
         messages: int,
         stopping: asyncio.Event,
+        check_table: Callable[[], Awaitable[None]],
         read_again: Callable[[PartitionRunner], Awaitable[None]],
         fenced: Callable[[PartitionRunner, float], object],
         failed: Callable[[PartitionRunner, BaseException], object],
@@ -73,6 +77,7 @@ class Checkpointer:
         self._interval = interval
         self._messages = messages
         self._stopping = stopping
+        self._check_table = check_table
         self._read_again = read_again
         self._fenced = fenced
         self._failed = failed
@@ -87,6 +92,7 @@ class Checkpointer:
         self._continuing: asyncio.Task[None] | None = None
         self._handled = 0
         self._failures = self._fatal = 0
+        self._looked_at = time.monotonic()
 
     async def open(self, consumer: RecordConsumer[Any]) -> None:
         """Before the first checkpoint.
@@ -148,6 +154,7 @@ class Checkpointer:
             began = time.monotonic()
             self._answered.clear()
             try:
+                await self._look()
                 outcomes = await self.commits.write(list(taken.values()))
             except BrokerError as error:
                 if not self._may_repeat(error):
@@ -174,6 +181,12 @@ class Checkpointer:
             if written:
                 self._settling = asyncio.create_task(self._settle(written), name="settle-checkpoint")
                 await asyncio.shield(self._settling)
+
+    async def _look(self) -> None:
+        """:raises TopicRecreated: the rows of the last checkpoints are gone; those of the next would pass for all."""
+        if (now := time.monotonic()) - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = now
+            await self._check_table()
 
     async def _settle(self, written: Collection[tuple[PartitionRunner, Part, int | None]]) -> None:
         """Bring the stores up to a checkpoint that is written."""

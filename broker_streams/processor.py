@@ -154,7 +154,7 @@ class Processor(Service):
         self._reading: RecordConsumer[Any] | None = None
         self._partitions = 0
         self._identities: dict[str, str] = {}
-        """What the broker calls the topics that the group consumes."""
+        """What the broker calls the topics that the group consumes, and its table."""
         self._paused = False
         self._without_since: float | None = None
         """Since when it has been in its group without a partition."""
@@ -202,10 +202,9 @@ class Processor(Service):
             check_capabilities(self.bus.capabilities, consumed)
             commits = choose_commits(self.bus, self.group, self._guarantee, self._open_directory())
             self._partitions = await self._policy.prepare(self.bus, self.group)
-            identities = await asyncio.gather(*map(self.bus.admin.topic_identity, consumed))
-            self._identities = {
-                topic: each for topic, each in zip(consumed, identities, strict=True) if each is not None
-            }
+            topics = (*consumed, self.group.table)
+            identities = await asyncio.gather(*map(self.bus.admin.topic_identity, topics))
+            self._identities = {topic: each for topic, each in zip(topics, identities, strict=True) if each is not None}
             self._check_standby()
         except BaseException:
             self._close_directory()
@@ -225,6 +224,7 @@ class Processor(Service):
             interval=self._interval,
             messages=self._messages,
             stopping=self._stopping,
+            check_table=self._check_table,
             read_again=self._read_again,
             fenced=self._fenced,
             failed=self._runner_failed,
@@ -636,6 +636,7 @@ class Processor(Service):
         commits = checkpoints.commits
         if (dropping := self._dropping.get(partition)) is not None:
             await asyncio.wait((dropping,))
+        await self._check_table()
         # Before the table is read: what an older owner wrote until now is read, and it writes no more.
         await commits.attach(partition)
         if (tables := self._tables.get(partition)) is None:
@@ -703,15 +704,39 @@ class Processor(Service):
         await self._start(runner)
 
     def _check_identities(self, checkpoint: Checkpoint) -> None:
-        """:raises TopicRecreated: a position of the checkpoint is of a topic that is gone."""
+        """:raises TopicRecreated: rows or a position of the checkpoint are of a topic that is gone."""
+        recreated = {topic for topic, now in self._identities.items() if checkpoint.identities.get(topic, now) != now}
+        if self.group.table in recreated:
+            raise self._table_recreated()
         for topic, position in checkpoint.positions.items():
-            before, now = checkpoint.identities.get(topic), self._identities.get(topic)
-            if before is not None and now is not None and before != now:
+            if topic in recreated:
                 raise TopicRecreated(
                     f"Topic {topic!r} was deleted and recreated since the last checkpoint of group "
                     f"{self.group.name!r}, whose position in it, {position}, means other messages now",
                     advice=f"`broker streams reset {self.group.name}` reads it from the beginning; the rows stay",
                 )
+
+    async def _check_table(self) -> None:
+        """:raises TopicRecreated: the table is not the one that this member began with."""
+        table = self.group.table
+        if (began := self._identities.get(table)) is None:
+            return
+        try:
+            now = await self.bus.admin.topic_identity(table)
+        except BrokerError as error:
+            # Whoever reads or writes the table next says what is wrong.
+            logger.debug("Group %s: the identity of table %s is unknown: %s", self.group.name, table, error)
+            return
+        if now != began:
+            raise self._table_recreated()
+
+    def _table_recreated(self) -> TopicRecreated:
+        name = self.group.name
+        return TopicRecreated(
+            f"Table {self.group.table!r} was deleted and recreated while group {name!r} ran, so rows are missing in it",
+            advice=f"`broker streams reset {name} --table` deletes the rows that were written since, and reads the "
+            "inputs from the beginning",
+        )
 
     def _check_positions(
         self, partition: int, committed: Mapping[str, int], packed: bytes | None, *, together: bool

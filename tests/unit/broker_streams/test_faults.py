@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from broker import (
     Json,
     NotFound,
     OffsetOutOfRange,
+    OutboundMessage,
     StorageFailed,
     Text,
     TopicRecreated,
@@ -42,10 +44,13 @@ from broker_streams import (
     Tester,
     Tumbling,
     View,
+    checkpointer,
 )
 from broker_streams.operations import Reset, find_group
 from tests.unit.broker_streams.test_processor import (
     PARTITIONS,
+    RECIPES,
+    SECONDS,
     alerts,
     counting,
     counts,
@@ -266,6 +271,75 @@ async def test_a_recreated_table_begins_empty_from_the_positions_of_the_group(
         async with viewing(bus) as view:
             await until(lambda: total(view) == 1)
     assert "without a checkpoint" in caplog.text
+
+
+async def recreate_table(bus: Bus, partitions: int = PARTITIONS) -> None:
+    await bus.admin.delete_topic("counts-table")
+    await bus.admin.ensure_topic("counts-table", partitions=partitions, compacted=True)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+async def test_a_table_that_is_recreated_under_a_processor_ends_it(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(InmemSettings(broker=Broker(RECIPES[recipe]))) as bus:
+        await prepare(bus, 1)
+        processor = processing(bus, guarantee=None if recipe != "plain" else "at_least_once")
+        with pytest.raises(TopicRecreated, match=r"Table 'counts-table' was .* while group 'counts' ran") as raised:
+            async with processor:
+                async with viewing(bus) as view:
+                    await publish(bus, ones(10))
+                    await until(lambda: total(view) == 10)
+                await recreate_table(bus, 1)
+                # A checkpoint that is written before it is looked again: the next owner finds it.
+                async with viewing(bus) as view:
+                    await publish(bus, ones(1))
+                    await until(lambda: total(view) == 2)
+                monkeypatch.setattr(checkpointer, "_LOOK_SECONDS", 0.0)
+                await publish(bus, ones(1))
+                await until(lambda: processor.state is ProcessorState.STOPPED)
+        assert "broker streams reset counts --table" in raised.value.advice
+        with pytest.raises(TopicRecreated, match="'counts-table'"):
+            await processing(bus).run()
+        stored = await find_group(bus, "counts")
+        async with Reset(bus, stored, to="earliest", rows=True, state_dir=tmp_path) as work:
+            await work.run()
+        async with processing(bus), viewing(bus) as view:
+            await until(lambda: total(view) == 12)
+
+
+async def test_a_partition_whose_table_was_recreated_is_not_recovered_from_it(bus: Bus) -> None:
+    processor = processing(bus)
+    with pytest.raises(TopicRecreated, match="'counts-table'"):
+        async with processor:
+            await processor.ready()
+            await recreate_table(bus)
+            # A second member takes partitions over, and gives them back when it ends.
+            async with processing(bus) as other:
+                await other.ready()
+            await until(lambda: processor.state is ProcessorState.STOPPED)
+
+
+async def test_a_joined_table_that_is_recreated_under_a_processor_is_read_again(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bus.admin.ensure_topic("names", partitions=PARTITIONS, compacted=True)
+    await bus.topic("names").publish_batch([OutboundMessage(b"%d" % n, f"key-{n}") for n in (1, 2)])
+    names = Join("names", Json(int))
+
+    def callback(ctx: Context, value: int) -> None:
+        ctx[counts] = ctx[names] or 0
+
+    async with processing(bus, counting(callback, names)) as processor, viewing(bus) as view:
+        await processor.ready()
+        await bus.admin.delete_topic("names")
+        await bus.admin.ensure_topic("names", partitions=PARTITIONS, compacted=True)
+        await bus.topic("names").publish(b"3", key="key-1")
+        async with asyncio.timeout(SECONDS):
+            while (view.get("key-1"), view.get("key-2")) != (3, 0):
+                await publish(bus, [("key-1", 1), ("key-2", 1)])
+                await asyncio.sleep(0.01)
+    assert "The copy of table names is emptied and read again" in caplog.text
 
 
 async def test_rows_of_a_newer_version_are_refused(bus: Bus) -> None:
