@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from broker import BrokerError, Closed, OffsetOutOfRange, Record, SubscriptionNotFound, TopicPartition
-from broker.driver import Ephemeral, RecordListener, RecordSubscription, Start, TaskSet, Warned, not_assigned
+from broker.driver import Ephemeral, RecordListener, RecordSubscription, Start, TaskSet, Warned, logger, not_assigned
 from broker_inmem.connection import Connection
 from broker_inmem.entries import ENTRY_VIEW, Entry
 from broker_inmem.fetching import Fetching
@@ -315,9 +315,10 @@ class InmemRecordSource(Fetching[Record[Any]]):
 
     def _warn_of_gap(self, partition: TopicPartition, position: int, first: int) -> None:
         text = (
-            f"Group {self._group_name!r}: retention removed {partition.topic!r}[{partition.partition}] "
-            f"from {position} to {first}; continuing at {first}"
+            f"Group {self._group_name!r}: retention removed {first - position} offsets of "
+            f"{partition.topic!r}[{partition.partition}] that were not read; reading continues at {first}"
         )
+        logger.warning("%s", text)
         self._waker.call(self._listener.event, Warned(text=text))
 
 

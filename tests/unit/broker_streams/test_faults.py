@@ -385,6 +385,21 @@ async def test_a_position_that_retention_has_overtaken(tmp_path: Path) -> None:
             await until(lambda: total(view) == 15)
 
 
+async def test_retention_that_overtakes_a_paused_processor_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with connect(InmemSettings(broker=Broker())) as bus:
+        await prepare(bus, 1)
+        await bus.admin.ensure_topic("clicks", retention_messages=10)
+        async with processing(bus) as processor, viewing(bus) as view:
+            await processor.ready()
+            await publish(bus, ones(5))
+            await until(lambda: total(view) == 5)
+            processor.pause()
+            await publish(bus, ones(100))
+            processor.resume()
+            await until(lambda: total(view) == 15)
+    assert "Group 'counts': retention removed 90 offsets of 'clicks'[0] that were not read; reading" in caplog.text
+
+
 async def test_an_input_that_was_recreated_is_named(tmp_path: Path) -> None:
     async with connect(InmemSettings(broker=Broker())) as bus:
         await prepare(bus, 1)
