@@ -213,8 +213,10 @@ def disk_failed(path: Path, error: BaseException) -> StorageFailed:
     """The error of a write or read that the disk did not carry out."""
     return StorageFailed(
         f"The store {str(path)!r} failed: {str(error).rstrip('.')}",
+        # A process that waits for room would look alive, and keep its partitions from others.
+        retriable=False,
         native=error,
-        advice=f"Make room on the disk of {str(path.parent)!r} or raise its limits, then start again",
+        advice=f"Check the space, the limits and the permissions of the disk of {str(path.parent)!r}, then start again",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +48,7 @@ from broker_streams import (
     checkpointer,
 )
 from broker_streams.operations import Reset, find_group
+from broker_streams.stores.store import disk_failed
 from tests.unit.broker_streams.test_processor import (
     PARTITIONS,
     RECIPES,
@@ -236,6 +238,34 @@ async def test_a_store_that_fails_ends_the_processor_and_loses_nothing(
             await publish(bus, ones(10))
             await until(lambda: total(view) == 110)
     assert len({identity for identity, _ in await outputs(bus)}) == 110
+
+
+async def test_a_store_that_cannot_be_opened_ends_the_processor_and_the_next_one_goes_on(
+    bus: Bus, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"store": Lmdb(), "state_dir": tmp_path}
+    await publish(bus, ones(50))
+    blocked = tmp_path / "counts" / "0" / "counts-table-1.lmdb"
+    blocked.parent.mkdir(parents=True, mode=0o700)
+    blocked.write_bytes(b"")
+    with pytest.raises(StorageFailed, match=re.escape(str(blocked))) as raised:
+        async with asyncio.timeout(SECONDS):
+            await processing(bus, **options).run()
+    assert "permissions" in raised.value.advice
+    blocked.unlink()
+    async with processing(bus, **options), viewing(bus) as view:
+        await until(lambda: total(view) == 50)
+
+
+async def test_a_view_whose_store_fails_before_it_is_ready_says_so(bus: Bus, tmp_path: Path) -> None:
+    await bus.admin.ensure_topic("counts-table", partitions=1, compacted=True)
+    factory = FailingFactory()
+    factory.broken["write"] = disk_failed(tmp_path / "counts-table.lmdb", OSError(28, "No space left on device"))
+    async with View(bus, "counts-table", Json(int), store=factory, state_dir=tmp_path) as view:
+        with pytest.raises(StorageFailed, match="No space left"):
+            async with asyncio.timeout(SECONDS):
+                await view.ready()
+        factory.broken.clear()
 
 
 async def test_a_store_of_another_cluster_is_emptied(

@@ -27,7 +27,7 @@ def main(path: str, kind: str) -> None:
                 rows = {b"%d %d" % (number, row): bytes((number,)) * 997 for row in range(200)}
                 store.write({"rows": rows}, {"batch": b"%d" % number})
                 written = number
-        assert failed.value.retriable
+        assert not failed.value.retriable
         assert failed.value.native is not None
         # All before is there, and nothing of the write that failed.
         assert store.meta("batch") == b"%d" % written
