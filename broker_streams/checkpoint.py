@@ -8,7 +8,7 @@ import msgspec
 
 from broker import DecodeError
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "read_checkpoint"]
 
 _FORMAT: Final = 1
 _PENDING: Final = 2
@@ -66,7 +66,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
             raise DecodeError(
                 f"The checkpoint cannot be read: {error}",
                 native=error,
-                advice="Another program wrote it; give the group a table topic of its own (table=)",
+                advice="`broker streams reset GROUP --table` deletes the rows and reads the inputs from the beginning; "
+                "if another program writes the topic, give the group a table of its own (table=)",
             ) from error
         if found.format > _PENDING:
             raise DecodeError(
@@ -74,6 +75,18 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
                 advice="Upgrade the package: a newer version of it wrote the checkpoint",
             )
         return found
+
+
+def read_checkpoint(packed: bytes, table: str, partition: int) -> Checkpoint:
+    """The checkpoint of a partition of a table.
+
+    :raises DecodeError: the bytes are not those of a checkpoint, or of a newer format; the error names the place.
+    """
+    try:
+        return Checkpoint.unpack(packed)
+    except DecodeError as error:
+        error.message = f"Partition {partition} of table {table!r}: {error.message}"
+        raise
 
 
 _pack: Final = msgspec.msgpack.Encoder().encode

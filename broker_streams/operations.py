@@ -25,13 +25,14 @@ from broker import (
     Bus,
     Bytes,
     ConfigurationError,
+    DecodeError,
     NotFound,
     RecordConsumer,
     TopicNotFound,
     TopicPartition,
 )
 from broker_streams import keys
-from broker_streams.checkpoint import Checkpoint
+from broker_streams.checkpoint import Checkpoint, read_checkpoint
 from broker_streams.commits import Part, choose_commits
 from broker_streams.effects import Effects
 from broker_streams.graph import Group, Input, table_of
@@ -60,7 +61,8 @@ class StoredGroup:
     :ivar topics: what it consumes, its loop included; those that exist.
     :ivar loop: the topic of its loop; None without one.
     :ivar bounds: of each of these topics, by partition.
-    :ivar checkpoints: the last one of each partition of the table; None before the first.
+    :ivar checkpoints: the last one of each partition of the table; None before the first, and where it cannot be read.
+    :ivar unreadable: by partition why its last checkpoint cannot be read.
     """
 
     name: str
@@ -69,6 +71,7 @@ class StoredGroup:
     loop: str | None
     bounds: Mapping[str, Mapping[int, Bounds]]
     checkpoints: Mapping[int, Checkpoint | None]
+    unreadable: Mapping[int, DecodeError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,9 @@ async def find_group(bus: Bus, name: str, group: Group | None = None) -> StoredG
             advice="Check the name; a group whose table has another name is given as MODULE:NAME",
         ) from error
     read = await asyncio.gather(*(_last_checkpoint(bus, table, number, bounds[number]) for number in sorted(bounds)))
-    checkpoints = dict(zip(sorted(bounds), read, strict=True))
+    last = dict(zip(sorted(bounds), read, strict=True))
+    unreadable = {number: each for number, each in last.items() if isinstance(each, DecodeError)}
+    checkpoints = {number: None if isinstance(each, DecodeError) else each for number, each in last.items()}
     if group is not None:
         loop = None if group.loop is None else group.loop_topic
         topics: Iterable[str] = group.consumed
@@ -127,11 +132,24 @@ async def find_group(bus: Bus, name: str, group: Group | None = None) -> StoredG
         loop = prints.get("loop")
         topics = {*prints.get("inputs", ()), *([] if loop is None else [loop])}
     found = {topic: each for topic in sorted(topics) if (each := await _bounds(bus, topic)) is not None}
-    return StoredGroup(name=name, table=table, topics=tuple(found), loop=loop, bounds=found, checkpoints=checkpoints)
+    return StoredGroup(
+        name=name,
+        table=table,
+        topics=tuple(found),
+        loop=loop,
+        bounds=found,
+        checkpoints=checkpoints,
+        unreadable=unreadable,
+    )
 
 
 async def lag(bus: Bus, stored: StoredGroup) -> list[Behind]:
-    """How far a group is behind, by topic and partition."""
+    """How far a group is behind, by topic and partition.
+
+    :raises DecodeError: a checkpoint cannot be read.
+    """
+    for error in stored.unreadable.values():
+        raise error
     found: list[Behind] = []
     for topic in stored.topics:
         for number, bounds in sorted(stored.bounds[topic].items()):
@@ -153,6 +171,7 @@ class Reset:
     :raises StoreLocked: on entering; a member runs on this machine.
     :raises BackendError: on entering, or by `run`; the group has members.
     :raises ConfigurationError: on entering; nothing tells what the group consumes.
+    :raises DecodeError: on entering; a checkpoint cannot be read, so the rows cannot stay.
     """
 
     def __init__(
@@ -179,6 +198,10 @@ class Reset:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        if not self._rows:
+            # Only the checkpoint has the version of the rows.
+            for error in self._stored.unreadable.values():
+                raise error
         if self._rows and not self._stored.topics:
             raise ConfigurationError(
                 f"Table {self._stored.table!r} has no checkpoint that tells what group {self._stored.name!r} consumes",
@@ -327,8 +350,8 @@ def _has_members(name: str, which: str) -> BackendError:
     )
 
 
-async def _last_checkpoint(bus: Bus, table: str, partition: int, bounds: Bounds) -> Checkpoint | None:
-    """The last checkpoint of a partition of a table, looked for from the end on."""
+async def _last_checkpoint(bus: Bus, table: str, partition: int, bounds: Bounds) -> Checkpoint | DecodeError | None:
+    """The last checkpoint of a partition of a table, looked for from the end on; the error if it cannot be read."""
     stop, size = bounds.next, _NEAR_END
     while stop > bounds.first:
         start = max(bounds.first, stop - size)
@@ -336,7 +359,10 @@ async def _last_checkpoint(bus: Bus, table: str, partition: int, bounds: Bounds)
         async for batch in bus.log.read(table, partition, start, stop):
             found += [data for key, data in batch.rows("key", "data") if key == CHECKPOINT_KEY]
         if found:
-            return None if found[-1] is None else Checkpoint.unpack(found[-1])
+            try:
+                return None if found[-1] is None else read_checkpoint(found[-1], table, partition)
+            except DecodeError as error:
+                return error
         stop, size = start, size * 8
     return None
 

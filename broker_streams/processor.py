@@ -49,7 +49,7 @@ from broker import (
 )
 from broker.checks import check_count, check_seconds, is_whole
 from broker_streams import keys
-from broker_streams.checkpoint import Checkpoint
+from broker_streams.checkpoint import Checkpoint, read_checkpoint
 from broker_streams.checkpointer import Checkpointer
 from broker_streams.commits import Fenced, Guarantee, check_capabilities, choose_commits
 from broker_streams.context import Context
@@ -647,7 +647,7 @@ class Processor(Service):
         log = PartitionLog(self.bus, partition)
 
         async def enough(packed: bytes | None) -> bool:
-            positions = {} if packed is None else Checkpoint.unpack(packed).positions
+            positions = {} if packed is None else read_checkpoint(packed, self.group.table, partition).positions
             for topic, position in committed.items():
                 # A position that was committed may have moved on over offsets without a record.
                 if await log.has_records(topic, positions.get(topic, 0), position):
@@ -658,7 +658,7 @@ class Processor(Service):
         packed = stored_checkpoint(tables.store)
         if not seen:
             self._check_positions(partition, committed, packed, together=commits.together)
-        checkpoint = Checkpoint() if packed is None else Checkpoint.unpack(packed)
+        checkpoint = Checkpoint() if packed is None else read_checkpoint(packed, self.group.table, partition)
         rows = tables.own.redo(checkpoint.redo) if checkpoint.redo else {}
         await commits.claim(partition, rows, checkpoint)
         if checkpoint.redo:

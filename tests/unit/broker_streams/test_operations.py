@@ -13,6 +13,7 @@ from broker import (
     BackendError,
     Bus,
     ConfigurationError,
+    DecodeError,
     Json,
     OutboundMessage,
     TopicNotFound,
@@ -158,6 +159,31 @@ async def test_a_deleted_checkpoint_is_none(bus: Bus, monkeypatch: pytest.Monkey
     await bus.topic(GROUP.table).publish_batch(tombstones)
     monkeypatch.setattr(operations, "_NEAR_END", 1)
     assert (await find_group(bus, NAME)).checkpoints == {0: None, 1: None}
+
+
+@pytest.mark.parametrize("broken", [[1], [0, 1]])
+async def test_a_checkpoint_that_cannot_be_read_has_a_way_out(bus: Bus, broken: list[int], tmp_path: Path) -> None:
+    await publish(bus)
+    await handle(bus, KEYS)
+    rubbish = [OutboundMessage(b"rubbish", CHECKPOINT_KEY, partition=n) for n in broken]
+    await bus.topic(GROUP.table).publish_batch(rubbish)
+    place = f"Partition {broken[0]} of table 'counts-table': The checkpoint cannot be read"
+    with pytest.raises(DecodeError, match="The checkpoint cannot be read") as raised:
+        await handle(bus, KEYS)
+    assert str(raised.value).startswith("Partition ")
+    assert "broker streams reset GROUP --table" in raised.value.advice
+    code = None if len(broken) == 1 else GROUP
+    stored = await find_group(bus, NAME, code)
+    with pytest.raises(DecodeError, match=place):
+        await lag(bus, stored)
+    with pytest.raises(DecodeError, match=place):
+        async with Reset(bus, stored, state_dir=tmp_path):
+            pass
+    async with Reset(bus, stored, rows=True, state_dir=tmp_path, group=code) as reset:
+        assert await reset.run() == KEYS
+    await handle(bus, KEYS)
+    assert await rows(bus) == [1] * KEYS
+    assert await behind(bus) == 0
 
 
 async def test_a_long_lag_is_told_from_the_offsets(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
