@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -161,7 +162,7 @@ class Group:
             "inputs": {topic: "input" for edge in self.inputs for topic in edge.topics},
             "loop": None if self.loop is None else self.loop_topic,
             "timers": {timer.name: f"{timer.clock} time" for timer in self.timers},
-            "windows": {window.name: _geometry(window) for window in self.windows},
+            "windows": {window.name: f"{_geometry(window)} of {_codec_name(window.codec)}" for window in self.windows},
         }
 
     def describe(self) -> str:
@@ -322,6 +323,11 @@ def _geometry(window: Windowed[Any]) -> str:
     if isinstance(window, Session):
         return f"{kind} gap {_span(window.gap_ms)}"
     return f"{kind} {_span(window.size_ms)}" if isinstance(window, Tumbling) else kind
+
+
+def _codec_name(codec: object) -> str:
+    """The same in every process: without the addresses that a codec may have in its repr."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(codec))
 
 
 def _span(milliseconds: int) -> str:

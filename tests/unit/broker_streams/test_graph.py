@@ -512,13 +512,30 @@ class TestFingerprint:
         edges = (Hopping("w", Text(), size=60, advance=30), Timer("t", on_timer, clock="wall"))
         assert differences(before, Group("clicks", CLICKS, *edges).fingerprint()) == [
             "timer 't' was event time, is wall time",
-            "window 'w' was tumbling 60 s, is hopping 60 s every 30 s",
+            "window 'w' was tumbling 60 s of Text(), is hopping 60 s every 30 s of Text()",
         ]
+
+    def test_another_codec_of_a_window_is_named(self):
+        before = Group("clicks", CLICKS, Tumbling("w", Text(), size=60)).fingerprint()
+        after = Group("clicks", CLICKS, Tumbling("w", Json(int), size=60)).fingerprint()
+        assert differences(before, after) == ["window 'w' was tumbling 60 s of Text(), is tumbling 60 s of Json(int)"]
+
+    def test_a_codec_without_a_repr_is_the_same_in_every_process(self):
+        class Upper:
+            def encode(self, payload: str) -> bytes:
+                return payload.upper().encode()
+
+            def decode(self, data: bytes | None) -> str:
+                return (data or b"").decode()
+
+        prints = [Group("clicks", CLICKS, Tumbling("w", codec, size=60)).fingerprint() for codec in (Upper(), Upper())]
+        assert differences(prints[0], prints[1]) == []
+        assert "Upper object" in prints[0]["windows"]["w"]
 
     def test_sizes_differ_to_the_millisecond(self):
         sizes = (0.001, 1, 1.25, 100, 123_456_789, 123_456_789.001)
         found = [Group("clicks", CLICKS, Tumbling("w", Text(), size=size)).fingerprint()["windows"] for size in sizes]
-        assert [each["w"].removeprefix("tumbling ") for each in found] == [
+        assert [each["w"].removeprefix("tumbling ").removesuffix(" of Text()") for each in found] == [
             *("0.001 s", "1 s", "1.25 s", "100 s", "123456789 s", "123456789.001 s")
         ]
 
