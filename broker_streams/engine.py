@@ -135,6 +135,7 @@ class PartitionEngine:
         self._now = now
         self._sleep = sleep
         self._epoch = epoch
+        self._limits = limits
         # A turn changes the row and the agenda of its key.
         self._most_dirty: float = NEVER if most_rows is None else most_rows - 2
         self._changes = Changes(state)
@@ -413,6 +414,7 @@ class PartitionEngine:
             id=f"{source.prefix}{message.offset}/letter",
             timestamp=datetime.fromtimestamp(self._now(), UTC),
             publish_time=None if message.timestamp_ms is None else moment_of(message.timestamp_ms),
+            limits=self._limits,
         )
 
     def _what_failed(self, source: _Source, message: Incoming, reason: str = "") -> str:

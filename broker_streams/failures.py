@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from broker import BrokerError, InvalidName, OutboundMessage, Retry
+from broker import BrokerError, InvalidName, Limits, OutboundMessage, Retry
 from broker.names import check_name
 
 __all__ = [
@@ -37,7 +37,12 @@ __all__ = [
 ]
 
 _LONGEST_TEXT: Final = 1024
-"""Of a reason or an error in a dead letter, in characters: a letter has to fit where its message did."""
+"""Bytes of a reason or an error in a dead letter."""
+_MOST_HEADERS: Final = 16_384
+"""Bytes of a message's key and attributes beside which any broker has room for longer details than it reserves."""
+_ENCODED: Final = 3
+"""Times the bytes of a text that it takes at most on a broker, which may percent-encode it."""
+_NO_LIMITS: Final = Limits()
 _LETTER: Final = "dead-letter-"
 
 
@@ -147,17 +152,21 @@ def dead_letter(
     id: str,
     timestamp: datetime | None = None,
     publish_time: datetime | None = None,
+    limits: Limits = _NO_LIMITS,
 ) -> OutboundMessage:
     """The letter of a message, as the other consumers of `broker` write it: `bus.admin.redrive` moves it back.
+
+    Reason and error are cut so that the letter fits where its message did.
 
     :param id: of the letter, the same when the message is handled again.
     :param timestamp: when the message failed; by default the time of the machine.
     :param publish_time: of the message, which it has again when it is moved back.
+    :param limits: of the broker.
     """
     details = {
         "topic": topic,
-        "reason": _shorten(reason),
-        "error": "" if error is None else _shorten(describe(error)),
+        "reason": _shorten(reason, _LONGEST_TEXT),
+        "error": "" if error is None else _shorten(describe(error), _LONGEST_TEXT),
         "attempts": "" if attempts is None else str(attempts),
         "partition": str(partition),
         "offset": str(offset),
@@ -168,6 +177,10 @@ def dead_letter(
     # An earlier letter's details would pass for those of this one.
     kept = {name: text for name, text in attributes.items() if not name.startswith(_LETTER)}
     added = {_LETTER + name: text for name, text in details.items() if text}
+    if (largest := limits.message) is not None:
+        headers = len(key or b"") + _size(kept)
+        free = 0 if headers > _MOST_HEADERS else max(0, largest - len(data or b"") - _ENCODED * headers)
+        _fit(added, limits.letter_bytes + free // _ENCODED)
     return OutboundMessage(data, key, {**kept, **added}, id=id, publish_time=publish_time)
 
 
@@ -211,7 +224,24 @@ def describe(error: BaseException) -> str:
         return f"{type(error).__name__}, which has no text"
 
 
-def _shorten(text: str) -> str:
+def _fit(details: dict[str, str], room: int) -> None:
+    """Shorten the error, then the reason, until all details fit into `room` bytes."""
+    for name in (f"{_LETTER}error", f"{_LETTER}reason"):
+        excess = _size(details) - room
+        if excess > 0 and name in details:
+            details[name] = _shorten(details[name], max(0, len(details[name].encode()) - excess))
+
+
+def _size(texts: Mapping[str, str]) -> int:
+    """Bytes of all names and values."""
+    return sum(len(text.encode(errors="replace")) for pair in texts.items() for text in pair)
+
+
+def _shorten(text: str, size: int) -> str:
+    """The text in at most so many bytes of UTF-8."""
     # A lone surrogate, as in a key that is not UTF-8, cannot be sent.
-    text = text.encode(errors="replace").decode()
-    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= size:
+        return encoded.decode()
+    end = "…" if size >= 3 else ""
+    return encoded[: size - len(end.encode())].decode(errors="ignore") + end

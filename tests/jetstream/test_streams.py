@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from broker import BrokerError, Bus, ConnectionFailed, Json, OutboundMessage, connect
+from broker import BrokerError, Bus, Bytes, ConnectionFailed, Json, OutboundMessage, connect
 from broker_streams.context import Context
+from broker_streams.failures import DeadLetter
 from broker_streams.graph import Group, Input, Output, Persist
 from broker_streams.processor import Processor
 from broker_streams.stores.memory import Memory
@@ -75,6 +76,28 @@ async def test_restarts_count_nothing_twice(bus: Bus, group: Group) -> None:
         assert {key: view.get(key) for key, _ in view.items()} == dict(view.items())
     ids = await published(bus, f"{group.name}-out")
     assert len(ids) == len(set(ids)) == 300
+
+
+async def test_a_dead_letter_of_the_largest_message_fits(bus: Bus, group: Group) -> None:
+    def fail(ctx: Context, data: bytes) -> None:
+        raise ValueError("😀\n" * 5000)
+
+    letters = f"{group.name}-letters"
+    await bus.admin.ensure_topic(letters, partitions=1)
+    failing = Group(group.name, Input(f"{group.name}-in", Bytes(), fail, on_error=DeadLetter(letters)), counts)
+    largest = bus.capabilities.publish.limits.message
+    assert largest is not None
+    attributes = {"note": "ü" * 800}
+    full = b"x" * (largest - len("key") - len("note") - 1600)
+    async with processing(bus, failing) as processor:
+        await processor.ready()
+        await bus.topic(f"{group.name}-in").publish(OutboundMessage(full, "key", attributes))
+        async with asyncio.timeout(90), bus.log.follow(letters, {0: 0}) as log:
+            while not (batch := await log.next_batch()):
+                pass
+            (letter,) = batch
+    assert letter.data == full and letter.attributes["note"] == attributes["note"]
+    assert letter.attributes["dead-letter-error"].startswith("ValueError: 😀")
 
 
 class Dying:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import broker
-from broker import BrokerError, DecodeError, OutboundMessage, Retry
+from broker import BrokerError, DecodeError, Limits, OutboundMessage, Retry
 from broker_streams import SKIP, STOP, DeadLetter, Retrying, StreamFailed
 from broker_streams.failures import dead_letter, describe, policy_mistakes, policy_topics
 
@@ -81,6 +82,11 @@ def test_topics_of_policies():
     assert policy_topics(*policies) == {"one", "two"}
 
 
+def headers_of(attributes: Mapping[str, str]) -> int:
+    """Bytes of attributes when every byte of a value is percent-encoded."""
+    return sum(len(name) + 3 * len(text.encode()) for name, text in attributes.items())
+
+
 class TestDeadLetter:
     def letter(self, **changes: Any) -> OutboundMessage:
         fields: dict[str, Any] = {
@@ -136,8 +142,26 @@ class TestDeadLetter:
 
     def test_long_and_odd_texts_can_be_sent(self):
         letter = self.letter(error=ValueError("\ud800" + "x" * 100_000), reason="y" * 5000)
-        assert len(letter.attributes["dead-letter-error"]) == 1024
+        assert len(letter.attributes["dead-letter-error"].encode()) == 1024
         assert letter.attributes["dead-letter-reason"].endswith("y…")
+
+    @pytest.mark.parametrize("free", [0, 600, 3000, 100_000])
+    @pytest.mark.parametrize("headers", [0, 10_000, 20_000])
+    @pytest.mark.parametrize("text", ["😀" * 5000, "line\n" * 5000, "x" * 5000])
+    def test_it_fits_where_its_message_did(self, text: str, headers: int, free: int):
+        """As percent-encoded headers, the longest form that a broker gives them."""
+        attributes = {"note": "ü" * (headers // 2)}
+        limits = Limits(message=1_000_000, letter_bytes=1024)
+        before = OutboundMessage(b"x" * (1_000_000 - 3 * headers - free), b"ann", attributes)
+        letter = self.letter(
+            data=before.data, attributes=attributes, error=ValueError(text), reason=f"{text} failed", limits=limits
+        )
+        added = {name: text for name, text in letter.attributes.items() if name.startswith("dead-letter-")}
+        assert headers_of(added) <= 3 * 1024 + free
+        assert headers_of(letter.attributes) <= 64_000
+        assert {"dead-letter-reason", "dead-letter-error"} <= added.keys()
+        if free == 100_000 and headers < 16_384:
+            assert len(added["dead-letter-error"].encode()) > 1020
 
     async def test_redrive_moves_it_back_as_it_was(self):
         sent = datetime(2025, 12, 31, tzinfo=UTC)
