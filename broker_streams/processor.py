@@ -659,6 +659,7 @@ class Processor(Service):
         if not seen:
             self._check_positions(partition, committed, packed, together=commits.together)
         checkpoint = Checkpoint() if packed is None else read_checkpoint(packed, self.group.table, partition)
+        self._check_owner(checkpoint)
         rows = tables.own.redo(checkpoint.redo) if checkpoint.redo else {}
         await commits.claim(partition, rows, checkpoint)
         if checkpoint.redo:
@@ -702,6 +703,17 @@ class Processor(Service):
             await consumer.seek({place: runner.engine.positions.get(place.topic) for place in places})
             await checkpoints.write((runner,), patience=_CLOSE_SECONDS, force=True)
         await self._start(runner)
+
+    def _check_owner(self, checkpoint: Checkpoint) -> None:
+        """:raises ConfigurationError: the table is that of another group."""
+        owner = checkpoint.fingerprint.get("group", self.group.name)
+        if owner != self.group.name:
+            raise ConfigurationError(
+                f"Table {self.group.table!r} of group {self.group.name!r} belongs to group {owner!r}: it has its "
+                "checkpoints",
+                advice=f"Give group {self.group.name!r} a table of its own (table=), or name it {owner!r} to go on "
+                "where that group is",
+            )
 
     def _check_identities(self, checkpoint: Checkpoint) -> None:
         """:raises TopicRecreated: rows or a position of the checkpoint are of a topic that is gone."""

@@ -989,6 +989,24 @@ async def test_a_changed_graph_is_told(bus: Bus, caplog: pytest.LogCaptureFixtur
     assert caplog.text.count("timer 'new' is new") == 1
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+async def test_the_table_of_another_group_is_refused(recipe: str) -> None:
+    async with connect(InmemSettings(broker=Broker(RECIPES[recipe]))) as bus:
+        await prepare(bus)
+        async with viewing(bus) as view, processing(bus) as owner:
+            await publish(bus, ones(20))
+            await until(lambda: len(view) == 10)
+            await owner.ready()
+            other = Group("other", Input("clicks", Json(int), count), counts, alerts, table="counts-table")
+            message = "Table 'counts-table' of group 'other' belongs to group 'counts', .* table of its own"
+            with pytest.raises(ConfigurationError, match=message):
+                async with processing(bus, other) as thief:
+                    await thief.ready()
+            # The table goes on, although its partitions may have been fenced for a moment.
+            await publish(bus, ones(20))
+            await until(lambda: all(value == 4 for _, value in view.items()))
+
+
 async def test_a_partitioner_of_its_own(bus: Bus) -> None:
     group = Group("counts", Input("clicks", Json(int), count), counts, alerts, partitioner="fnv1a")
     for n in range(40):
