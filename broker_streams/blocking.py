@@ -119,15 +119,12 @@ class View(Generic[T]):
         return self._view.items(start=start, stop=stop, prefix=prefix, reverse=reverse)
 
     def changes(self) -> Iterator[Change[T]]:
-        """The rows that change from now on; ends when the view is closed, for instance by another thread."""
-        return self._iterate(_on_loop(self._bus, self._view.changes))
+        """The rows that change from now on; ends when the view is closed, for instance by another thread.
 
-    def _iterate(self, changes: asynchronous_view.Changes[T]) -> Iterator[Change[T]]:
-        async def following() -> Change[T] | None:
-            return await anext(changes, None)
-
-        while (change := self._bus.call(following)) is not None:
-            yield change
+        :raises DecodeError: while iterating, the codec cannot read a row before or after its change. A `for` ends;
+            `next(changes)`, or another `for` over the same changes, goes on with the next change.
+        """
+        return _Changes(self._bus, _on_loop(self._bus, self._view.changes))
 
     def evict(self, key: str) -> None:
         """Remove a row from this copy. It is there again when it is next written to the table."""
@@ -150,6 +147,22 @@ class View(Generic[T]):
     def stats(self) -> ViewStats:
         """Figures of this moment."""
         return _on_loop(self._bus, self._view.stats)
+
+
+class _Changes(Iterator[Change[T]]):
+    """No generator, which would end at the first change that cannot be decoded."""
+
+    def __init__(self, bus: Bus, changes: asynchronous_view.Changes[T]) -> None:
+        self._bus = bus
+        self._changes = changes
+
+    def __next__(self) -> Change[T]:
+        async def following() -> Change[T] | None:
+            return await anext(self._changes, None)
+
+        if (change := self._bus.call(following)) is None:
+            raise StopIteration
+        return change
 
 
 class ProcessorOptions(TypedDict, total=False):

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, overload
 from weakref import WeakSet
 
-from broker import Bus, Closed, Codec, ConfigurationError, Receipt
+from broker import Bus, Closed, Codec, ConfigurationError, DecodeError, Receipt
 from broker_streams import keys
 from broker_streams.metrics import ViewMetrics
 from broker_streams.recovery import CopyState, TableCopy
@@ -275,6 +275,9 @@ class View(Generic[T]):
 
         Changes of a row that come faster than they are read become one, so a slow reader misses none and needs no more
         memory than the table.
+
+        :raises DecodeError: while iterating, the codec cannot read a row before or after its change. An `async for`
+            ends; `anext(changes)`, or another `async for` over the same changes, goes on with the next change.
         """
         self._opened()
         changes = Changes(self._codec)
@@ -332,7 +335,7 @@ class View(Generic[T]):
 
 
 class Changes(Generic[T]):
-    """The changes of a view."""
+    """The changes of a view; see `View.changes`. An error ends no iteration over it: the next one goes on."""
 
     def __init__(self, codec: Codec[T]) -> None:
         self._codec = codec
@@ -349,10 +352,17 @@ class Changes(Generic[T]):
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
-        key = next(iter(self._waiting))
-        old, new = self._waiting.pop(key)
-        decode = self._codec.decode
-        return Change(keys.decode(key), None if old is None else decode(old), None if new is None else decode(new))
+        row = next(iter(self._waiting))
+        old, new = self._waiting.pop(row)
+        key, decode = keys.decode(row), self._codec.decode
+        try:
+            return Change(key, None if old is None else decode(old), None if new is None else decode(new))
+        except DecodeError as error:
+            raise DecodeError(
+                f"The change of row {key!r} cannot be decoded: {error.message}",
+                native=error,
+                advice="Go on with the next change, or give the view the codec of the table",
+            ) from error
 
     def add(self, changes: Iterator[tuple[bytes, bytes | None, bytes | None]]) -> None:
         """Called by the view."""

@@ -12,7 +12,7 @@ import pytest
 
 import broker.blocking
 import broker_streams
-from broker import Closed, ConfigurationError, Json, OutboundMessage, TopicNotFound
+from broker import Closed, ConfigurationError, DecodeError, Json, OutboundMessage, TopicNotFound
 from broker.blocking import Bus
 from broker_inmem import Broker
 from broker_streams import Change, Context, Group, Input, Memory, PartitionState, Persist, ProcessorState, Visitor
@@ -104,6 +104,21 @@ def test_changes_come_to_another_thread_and_end_with_the_view(bus: Bus) -> None:
             (receipt,) = write(bus, a=2)
             view.get("a", at_least=receipt)
         assert followed.result(60) == [Change("a", 1, 2)]
+
+
+def test_changes_go_on_after_a_row_that_cannot_be_decoded(bus: Bus) -> None:
+    with View(bus, TABLE, Json(int)) as view:
+        view.ready()
+        changes = view.changes()
+        for data, key in ((b"text", "a"), (b"2", "b")):
+            receipt = bus.topic(TABLE).publish(data, key=key)
+        view.get("b", at_least=receipt)
+        found: list[Change[int]] = []
+        with pytest.raises(DecodeError, match="The change of row 'a' cannot be decoded"):
+            found.extend(changes)
+        if not found:
+            found.append(next(changes))
+        assert found == [Change("b", None, 2)]
 
 
 def test_what_cannot_be_read(bus: Bus) -> None:

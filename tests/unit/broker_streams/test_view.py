@@ -16,6 +16,7 @@ from broker import (
     Bus,
     Closed,
     ConfigurationError,
+    DecodeError,
     Json,
     OutboundMessage,
     Receipt,
@@ -170,6 +171,29 @@ async def test_changes_of_a_key_that_nobody_read_yet_become_one(bus: Bus) -> Non
         receipt = await bus.topic(TABLE).publish(b"1", key="b")
         await view.get("b", at_least=receipt)
         assert {await anext(changes), await anext(changes)} == {Change("a", None, 3), Change("b", None, 1)}
+
+
+async def test_changes_go_on_after_a_row_that_cannot_be_decoded(bus: Bus) -> None:
+    async with View(bus, TABLE, Json(int)) as view:
+        await view.ready()
+        changes = view.changes()
+        await bus.topic(TABLE).publish_batch(
+            [OutboundMessage(b"1", "a"), OutboundMessage(b"text", "b"), OutboundMessage(b"3", "c")]
+        )
+        found: list[Change[int]] = []
+        failures: list[str] = []
+        async with asyncio.timeout(60):
+            while len(found) < 2:
+                try:
+                    async for change in changes:
+                        found.append(change)
+                        if len(found) == 2:
+                            break
+                except DecodeError as error:
+                    failures.append(error.message)
+        assert {change.key: change.new for change in found} == {"a": 1, "c": 3}
+        (message,) = failures
+        assert message.startswith("The change of row 'b' cannot be decoded: ")
 
 
 async def test_partitions_that_are_added_are_followed(bus: Bus) -> None:
