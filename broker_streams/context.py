@@ -368,7 +368,7 @@ class Context:
         """Publish with the next checkpoint.
 
         :param key: None leaves the partition to the broker.
-        :param value: None is a tombstone.
+        :param value: None is a tombstone. `Json` also refuses a value that it could not read back as its type.
         :raises InvalidMessage: the codec cannot encode the value, or the key or an attribute is invalid.
         :raises ConfigurationError: the group has no such edge.
         """

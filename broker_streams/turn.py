@@ -90,6 +90,7 @@ class Turn:
         self._write_row = None if persist is None else _writer(persist.codec)
         self._decode_row = None if persist is None else persist.codec.decode
         self._write_loop = None if group.loop is None else _writer(group.loop.codec)
+        self._encoders = {output.topic: _encoder(output.codec) for output in group.outputs}
         self._ttl = None if persist is None else persist.ttl_ms
         self._windows = {edge.name: (assigner(edge), edge.grace_ms, _writer(edge.codec)) for edge in group.windows}
         self.partition: int = partition
@@ -291,7 +292,13 @@ class Turn:
         if self._attributes:
             attributes = {**self._attributes, **attributes} if attributes else self._attributes
         wire = self._wire if key is self.key else None if key is None else keys.encode(key)
-        self._publish(output.topic, wire, None if value is None else output.codec.encode(value), attributes)
+        topic, data = output.topic, None
+        if value is not None:
+            try:
+                data = self._encoders[topic](value)
+            except BrokerError as error:
+                raise _not_written(f"The message for topic {topic!r}", error, "Emit") from error
+        self._publish(topic, wire, data, attributes)
 
     def send_loop(self, key: str, value: Any, attributes: Mapping[str, str] | None) -> None:
         assert self._write_loop is not None
@@ -470,11 +477,8 @@ def _writer(codec: Codec[Any]) -> Callable[[object, str, Any], bytes]:
 
     It raises InvalidMessage if the codec cannot encode the value, encodes it as a tombstone, or cannot read it back.
     """
-    encode, decode = codec.encode, codec.decode
+    encode, decode = _encoder(codec), codec.decode
     reads_back = type(codec) is Json
-    if type(codec) is Json:
-        # One look at what was written, instead of two.
-        encode = Json(codec.type, validate=True).encode
 
     def write(what: object, key: str, value: Any) -> bytes:
         try:
@@ -484,11 +488,18 @@ def _writer(codec: Codec[Any]) -> Callable[[object, str, Any], bytes]:
                     decode(data)
                 return data
         except BrokerError as error:
-            raise InvalidMessage(
-                f"{what} of {key!r} cannot be written: {error.message}",
-                native=error,
-                advice="Set a value of the codec's type",
-            ) from error
+            raise _not_written(f"{what} of {key!r}", error, "Set") from error
         raise InvalidMessage(f"{what} of {key!r} is encoded as a tombstone", advice="Delete it, or set another value")
 
     return write
+
+
+def _encoder(codec: Codec[Any]) -> Callable[[Any], bytes | None]:
+    """The codec's `encode`; that of `Json` refuses what `Json` could not read back, at no cost for a valid value."""
+    return Json(codec.type, validate=True).encode if type(codec) is Json else codec.encode
+
+
+def _not_written(what: str, error: BrokerError, verb: str) -> InvalidMessage:
+    return InvalidMessage(
+        f"{what} cannot be written: {error.message}", native=error, advice=f"{verb} a value of the codec's type"
+    )

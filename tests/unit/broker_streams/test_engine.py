@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -214,6 +215,32 @@ def test_x6_a_value_that_does_not_fit_the_codec():
     with pytest.raises(StreamFailed, match="cannot be written") as raised:
         rig.send("k")
     assert isinstance(raised.value.native, InvalidMessage)
+
+
+class _Sum(msgspec.Struct):
+    cents: int
+
+
+@dataclass
+class _Total:
+    cents: int
+
+
+@pytest.mark.parametrize(
+    ("type", "valid", "wrong"),
+    [(int, 5, "text"), (_Sum, _Sum(5), _Sum(cast("int", "5"))), (_Total, _Total(5), {"cents": "5"})],
+)
+def test_a_value_that_is_not_of_its_outputs_type_is_not_published(type: Any, valid: Any, wrong: Any):
+    typed: Output[Any] = Output("typed-out", Json(type))
+    rig = Rig(group_of(lambda ctx, value: ctx.emit(typed, key="k", value=wrong), typed))
+    with pytest.raises(StreamFailed, match="The message for topic 'typed-out' cannot be written: Json") as raised:
+        rig.send("k")
+    assert isinstance(raised.value.native, InvalidMessage)
+    assert raised.value.native.advice == "Emit a value of the codec's type"
+    rig = Rig(group_of(lambda ctx, value: ctx.emit(typed, key="k", value=valid), typed))
+    rig.send("k")
+    ((_, message),) = rig.checkpoint().outputs
+    assert Json(type).decode(message.data) == valid
 
 
 def test_x6_an_error_of_the_store_has_its_cause_and_no_policy():
