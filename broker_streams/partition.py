@@ -232,6 +232,8 @@ class PartitionRunner:
         )
         self.engine.raises = raises
         self.topics: Final = tuple(group.consumed)
+        # The warning of a callback that blocks the event loop names the task.
+        self._name = f"group {group.name}, partition {partition} of {', '.join(self.topics)}"
         self.error: BaseException | None = None
         self.backlog = 0
         """Records that were given and wait; those that the alignment holds do not count."""
@@ -289,7 +291,7 @@ class PartitionRunner:
             self._alignment.reached(self._next)
             self._looked.clear()
         self._ending = False
-        self._task = asyncio.create_task(self._run(), name=f"partition-{self.partition}")
+        self._task = asyncio.create_task(self._run(), name=self._name)
         self._task.add_done_callback(self._ended)
 
     def put(self, topic: str, batch: RecordBatch[Any]) -> None:
@@ -479,7 +481,7 @@ class PartitionRunner:
             if self._ending:
                 return None
             # A task of its own, so that a visitor that waits does not hold up who halts the runner.
-            visit = self._visit = asyncio.create_task(self.engine.visit(visitor, meta, keys_of_rows))
+            visit = self._visit = asyncio.create_task(self.engine.visit(visitor, meta, keys_of_rows), name=self._name)
             try:
                 await asyncio.wait((visit,))
             finally:

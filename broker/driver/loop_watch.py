@@ -200,4 +200,8 @@ def _processor_time() -> Callable[[], float]:
 
 
 def _name_of(task: asyncio.Task[Any]) -> str:
-    return f"Task {getattr(task.get_coro(), '__qualname__', None) or task.get_name()}"
+    name, function = task.get_name(), getattr(task.get_coro(), "__qualname__", None)
+    if function is None:
+        return f"Task {name}"
+    # A task that was given no name has a number.
+    return f"Task {function}" if name.startswith("Task-") else f"Task {function} ({name})"

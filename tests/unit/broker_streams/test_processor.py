@@ -287,6 +287,21 @@ async def test_get_needs_rows(bus: Bus) -> None:
         await Processor(bus, Group("bare", Input("clicks", Json(int), lambda ctx, value: None))).get("a")
 
 
+async def test_a_callback_runs_in_a_task_that_names_group_and_partition(bus: Bus) -> None:
+    """By this name a callback that blocks the event loop is reported."""
+    found: set[tuple[int, str]] = set()
+
+    def callback(ctx: Context, value: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        found.add((ctx.partition, task.get_name()))
+
+    await publish(bus, ones(40, keys=40))
+    async with processing(bus, counting(callback)):
+        await until(lambda: len(found) == PARTITIONS)
+    assert found == {(number, f"group counts, partition {number} of clicks") for number in range(PARTITIONS)}
+
+
 async def test_pause_and_resume(bus: Bus) -> None:
     async with processing(bus) as processor, viewing(bus) as view:
         await processor.ready()

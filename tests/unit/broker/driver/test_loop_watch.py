@@ -93,6 +93,8 @@ async def test_a_handler_that_never_returns_is_named_while_it_holds_the_loop(
 async def test_a_task_of_the_application_is_named_too(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     watched.hold(asyncio.create_task(idle()), 2.0)
     assert caplog.messages[0].startswith("Task idle held the event loop for 2.0 s")
+    watched.hold(asyncio.create_task(idle(), name="group a, partition 3 of b"), 2.0)
+    assert caplog.messages[1].startswith("Task idle (group a, partition 3 of b) held the event loop for 2.0 s")
     watched.watch.leave(LEASE)
 
 
