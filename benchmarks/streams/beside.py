@@ -18,10 +18,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from benchmarks.measure import Sample, Series
-from benchmarks.report import Finding, Section
+from benchmarks.measure import Sample, Series, Spread
+from benchmarks.report import Finding, Section, Table
 from benchmarks.streams.processing import per_cpu_second
 from benchmarks.streams.stage import Stage, open_stage, state_directory
 from benchmarks.streams.works import clicks
@@ -40,6 +40,16 @@ _INTERVAL: Final = 1.0
 _CHECKPOINT: Final = 10_000
 _CORE: Final = 0
 _PATIENCE: Final = 300.0
+
+
+class _Found(NamedTuple):
+    """What a program has measured.
+
+    :ivar loop: CPU seconds of the event loop's thread; only ours measures these.
+    """
+
+    sample: Sample
+    loop: float
 
 
 class _Failed(Exception):
@@ -96,26 +106,36 @@ async def measure_beside(scale: float, rounds: int) -> list[Section]:
         except _Failed as error:
             section.text += f" {contender.name}: not installed ({error})."
     async with open_stage("kafka") as stage:
-        for work, count in (("words", 20_000), ("clicks", 100_000)):
+        rows = [
             await _compare(section, stage, work, max(2000, int(count * scale)), rounds, pythons)
+            for work, count in (("words", 20_000), ("clicks", 100_000))
+        ]
+    bars = [f"bar by {contender.name}" for contender in _CONTENDERS]
+    section.tables.append(Table(("CPU µs per message of ours", "all", "event loop", "other threads", *bars), rows))
     return [section]
 
 
 async def _compare(
     section: Section, stage: Stage, work: str, count: int, rounds: int, pythons: Mapping[_Contender, str]
-) -> None:
+) -> tuple[str, ...]:
+    """Measure one work; returns where the CPU of ours goes, beside what the bar leaves."""
     source = await stage.topic(_PARTITIONS)
     await stage.fill(source, count, _lines if work == "words" else lambda start, stop: clicks(start, stop, _KEYS))
     ours: list[Sample] = []
+    loops: list[float] = []
     theirs: dict[_Contender, list[Sample]] = {contender: [] for contender in pythons}
     for _ in range(rounds):
-        ours.append(await _child(stage, work, source, count, (sys.executable, "-m", "benchmarks.streams.child"), ""))
+        command = (sys.executable, "-m", "benchmarks.streams.child")
+        found = await _child(stage, work, source, count, command, "")
+        ours.append(found.sample)
+        loops.append(1e6 * found.loop / found.sample.count)
         for contender, python in pythons.items():
             some = max(500, int(count * contender.share))
             command = (python, str(_HERE / contender.program))
             if contender in theirs:
                 try:
-                    theirs[contender].append(await _child(stage, work, source, some, command, contender.guarantee))
+                    found = await _child(stage, work, source, some, command, contender.guarantee)
+                    theirs[contender].append(found.sample)
                 except _Failed as error:
                     section.text += f" {contender.name}, {work}: did not run ({error})."
                     del theirs[contender]
@@ -130,6 +150,12 @@ async def _compare(
             Finding(f"{work}: {contender.name}", per_cpu_second(series), "/s"),
             Finding(f"{work}: ours / {contender.name}", ratio, "x", at_least=_AIM),
         ]
+    whole, loop = mine.cost.median, Spread.of(loops).median
+    cells = [f"{each:.2f}" for each in (whole, loop, whole - loop)]
+    for contender in _CONTENDERS:
+        ran = section.runs.get(f"{work}: {contender.name}")
+        cells.append("—" if ran is None else f"{ran.cost.median / _AIM:.2f}")
+    return work, *cells
 
 
 def _lines(start: int, stop: int) -> list[OutboundMessage]:
@@ -142,7 +168,7 @@ def _lines(start: int, stop: int) -> list[OutboundMessage]:
     ]
 
 
-async def _child(stage: Stage, work: str, source: str, count: int, command: Sequence[str], guarantee: str) -> Sample:
+async def _child(stage: Stage, work: str, source: str, count: int, command: Sequence[str], guarantee: str) -> _Found:
     """Run a program on the messages, on one core."""
     words = _WORDS if work == "words" else 1
     async with stage.target(_PARTITIONS) as target:
@@ -161,7 +187,7 @@ async def _child(stage: Stage, work: str, source: str, count: int, command: Sequ
             }
             printed = await _run(*command, work, stage.bootstrap, json.dumps(job), core=_CORE)
     found: dict[str, Any] = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
-    return Sample(count * words, found["seconds"], found["cpu"])
+    return _Found(Sample(count * words, found["seconds"], found["cpu"]), found.get("loop", 0.0))
 
 
 async def _run(*command: str, core: int | None = None) -> str:

@@ -1,7 +1,8 @@
 """One of the works of `beside` with this library, as a program: `python -m benchmarks.streams.child WORK ADDRESS JOB`.
 
 The job is JSON, as `beside` makes it. The program handles all messages of the topic `source`, of which there are
-`lines` with so many `words` in all, and prints CPU and time from the first of them to the commit of the last.
+`lines` with so many `words` in all. From the first of them to the commit of the last, it measures and prints the time,
+the CPU of the process, and that of the event loop's thread.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class Meter:
     """CPU and time since the first message."""
 
     def __init__(self) -> None:
-        self.began: tuple[float, float] | None = None
+        self.began: tuple[float, float, float] | None = None
 
     def begin(self) -> None:
         if self.began is None:
-            self.began = time.process_time(), time.perf_counter()
+            self.began = time.process_time(), time.thread_time(), time.perf_counter()
 
     def end(self) -> str:
         if self.began is None:
             raise RuntimeError("No message came")
-        cpu, start = self.began
-        cpu, seconds = time.process_time() - cpu, time.perf_counter() - start
-        return json.dumps({"cpu": cpu, "seconds": seconds})
+        cpu, loop, start = self.began
+        cpu, loop, seconds = time.process_time() - cpu, time.thread_time() - loop, time.perf_counter() - start
+        return json.dumps({"cpu": cpu, "loop": loop, "seconds": seconds})
 
 
 def words(job: dict[str, Any], meter: Meter) -> Group:

@@ -5,10 +5,13 @@ No broker is in it: messages come from memory, and outputs are made and dropped.
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
 from benchmarks.measure import Spread, collected_seldom
@@ -26,6 +29,8 @@ __all__ = ["measure_engine", "run_engine"]
 _KEYS: Final = 10_000
 _CHECKPOINT: Final = 10_000
 _CHUNK: Final = 500
+_SHOWN: Final = 14
+"""Functions in the profile."""
 _BAR: Final = 200_000
 _STORES: Final[tuple[StoreFactory, ...]] = (Lmdb(), Memory(), RocksDb(), Sqlite())
 _WORKS: Final[tuple[tuple[str, Callable[[], Group]], ...]] = (
@@ -65,7 +70,34 @@ async def measure_engine(scale: float, rounds: int) -> list[Section]:
             ],
         )
     )
+    section.tables.append(_profile(max(2000, count // 4)))
     return [section]
+
+
+def _profile(count: int) -> Table:
+    """The functions in which the first of the works spends its time; the profiler makes small functions look larger."""
+    profile = cProfile.Profile()
+    profile.runcall(run_engine, counting(Json), Lmdb(), count)
+    own: dict[str, float] = {}
+    for entry in profile.getstats():
+        if name := _function(entry.code):
+            own[name] = own.get(name, 0.0) + entry.inlinetime
+    total = sum(own.values())
+    return Table(
+        ("lmdb, row and output, JSON, profiled: function", "share of the time"),
+        [
+            (name, f"{100 * own[name] / total:.0f} %")
+            for name in sorted(own, key=own.__getitem__, reverse=True)[:_SHOWN]
+        ],
+    )
+
+
+def _function(code: CodeType | str) -> str:
+    """The name of a function; empty if the function belongs to the benchmark."""
+    if isinstance(code, str):
+        return "" if "gc." in code else f"`{code.strip('<>')}`"
+    file = Path(code.co_filename)
+    return "" if "benchmarks" in file.parts else f"`{code.co_name}` of `{file.name}`"
 
 
 def run_engine(group: Group, factory: StoreFactory, count: int, keys: int = _KEYS) -> tuple[float, float]:
