@@ -1013,7 +1013,7 @@ async def test_the_table_of_another_group_is_refused(recipe: str) -> None:
             await until(lambda: len(view) == 10)
             await owner.ready()
             other = Group("other", Input("clicks", Json(int), count), counts, alerts, table="counts-table")
-            message = "Table 'counts-table' of group 'other' belongs to group 'counts', .* table of its own"
+            message = "Table 'counts-table' of group 'other' belongs to group 'counts': .* table of its own"
             with pytest.raises(ConfigurationError, match=message):
                 async with processing(bus, other) as thief:
                     await thief.ready()
