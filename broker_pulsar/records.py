@@ -101,7 +101,7 @@ class PulsarRecordSource(ReceivingSource):
         :raises ConfigurationError: several topics are copartitioned, and one has no partitions.
         """
         pattern = self._subscription.pattern
-        if self._subscription.copartitioned:
+        if self._subscription.copartitioned and len(set(self._subscription.topics)) > 1:
             await self._check_partitioned()
         for topic in dict.fromkeys(self._subscription.topics if pattern is None else await self._find(pattern)):
             start = "earliest" if topic in self._subscription.whole else self._subscription.start
@@ -117,9 +117,8 @@ class PulsarRecordSource(ReceivingSource):
         self._tasks.spawn(self._poll_assignment())
 
     async def _check_partitioned(self) -> None:
-        topics = dict.fromkeys(self._subscription.topics)
-        for topic in topics:
-            if len(topics) > 1 and not await self._connection.partitions(topic):
+        for topic in self._subscription.topics:
+            if not await self._connection.partitions(topic):
                 # The broker chooses the consumer of such a topic by a hash of its name.
                 raise ConfigurationError(
                     f"Group {self.group!r} is copartitioned, and topic {topic!r} is not partitioned",
@@ -511,7 +510,10 @@ class PulsarRecordSource(ReceivingSource):
         return not self._subscription.copartitioned or state.released
 
     async def _mark_owned(self, partition: AssignedPartition, state: PartitionState) -> None:
-        """Tell a former owner that it has lost the partition, which it also sees when the partition is free again."""
+        """Tell a former owner that it has lost the partition, which it also sees when the partition is free again.
+
+        :raises NotAuthorized: the group is copartitioned, and we may not say that the partition is ours.
+        """
         log = await self._connection.log(*partition.topic_partition)
         try:
             partition.mark = await subscriptions.mark_owner(
@@ -519,8 +521,9 @@ class PulsarRecordSource(ReceivingSource):
             )
         except NotAuthorized as error:
             if self._subscription.copartitioned:
-                # Others could not see who owns the partition.
+                # Others could not see that the partition is ours: it is not handed over, and the member ends.
                 self._fail(error)
+                raise
             # Without the right a loss is noticed only while the new owner is there.
             logger.debug("Group %r: marking an owner: %s", self.group, error)
             partition.mark = state.owner

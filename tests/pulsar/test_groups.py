@@ -13,7 +13,7 @@ import pytest
 import broker
 from broker.bus import Bus
 from broker.driver.contract import TopicPartition
-from broker.errors import ConfigurationError
+from broker.errors import ConfigurationError, NotAuthorized
 from broker.reading.record_consumer import RecordConsumer
 from broker.testing.waiting import eventually, numbered
 from broker_pulsar.assigned_partition import AssignedPartition
@@ -85,6 +85,26 @@ async def test_a_member_that_lost_a_partition_before_it_took_it_over_never_has_i
             assert second.assignment() == []
             await eventually(third.assignment, 15, "its assignment")
         await second.close()
+
+
+async def test_a_copartitioned_member_that_may_not_mark_its_partitions_is_refused(
+    bus: Bus, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands for a broker that refuses the properties: others could not see who owns the partition."""
+
+    async def refuse(*_: object) -> str:
+        raise NotAuthorized("no right")
+
+    monkeypatch.setattr("broker_pulsar.subscriptions.mark_owner", refuse)
+    assigned: list[TopicPartition] = []
+
+    async def on_assigned(partitions: Sequence[TopicPartition]) -> None:
+        assigned.extend(partitions)
+
+    with pytest.raises(NotAuthorized, match="no right"):
+        async with bus.records(topic, group="billing", copartitioned=True, on_assigned=on_assigned):
+            pass
+    assert assigned == []
 
 
 async def test_topics_without_partitions_are_not_copartitioned(
