@@ -69,8 +69,8 @@ def partition_state(stats: Mapping[str, Any], group: str, consumer_name: str) ->
     connection = f"{ours[0].get('address')} {ours[0].get('connectedSince')}" if ours else ""
     sent = int(ours[0].get("msgOutCounter") or 0) if ours else 0
     active, properties = str(found.get("activeConsumerName") or ""), dict(found.get("subscriptionProperties") or {})
-    others = frozenset(str(each.get("consumerName")) for each in consumers if each not in ours)
-    return PartitionState(active, connection, others, sent, properties)
+    names = frozenset(str(each.get("consumerName")) for each in consumers)
+    return PartitionState(active, connection, names - {consumer_name}, sent, properties)
 
 
 class Change(Enum):

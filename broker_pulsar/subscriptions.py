@@ -96,7 +96,7 @@ async def mark_owner(
     :param properties: those that the subscription has.
     """
     mark = f"{consumer_name}/{token_hex(8)}"
-    await _set_properties(connection, log, name, {**properties, OWNER: mark})
+    await connection.http.request("PUT", *_properties_of(log, name), {**properties, OWNER: mark})
     return mark
 
 
@@ -105,15 +105,15 @@ async def mark_released(connection: Connection, log: TopicPath, name: str, mark:
 
     :param mark: what `mark_owner` returned for the released assignment.
     """
-    path, what = f"{subscription_path(log, name)}/properties", f"Group {name!r} of {log.url!r}"
-    properties: Mapping[str, str] = await connection.http.get(path, what) or {}
+    place = _properties_of(log, name)
+    properties: Mapping[str, str] = await connection.http.get(*place) or {}
     if properties.get(OWNER) == mark:
-        await _set_properties(connection, log, name, {**properties, RELEASED: mark})
+        await connection.http.request("PUT", *place, {**properties, RELEASED: mark})
 
 
-async def _set_properties(connection: Connection, log: TopicPath, name: str, properties: Mapping[str, str]) -> None:
-    path = f"{subscription_path(log, name)}/properties"
-    await connection.http.request("PUT", path, f"Group {name!r} of {log.url!r}", properties)
+def _properties_of(log: TopicPath, name: str) -> tuple[str, str]:
+    """The path of the properties of a group's subscription, and what they are, for errors."""
+    return f"{subscription_path(log, name)}/properties", f"Group {name!r} of {log.url!r}"
 
 
 async def create_ephemeral(connection: Connection, topic: str, name: str, start: Start) -> None:

@@ -73,6 +73,11 @@ class StoredGroup:
     checkpoints: Mapping[int, Checkpoint | None]
     unreadable: Mapping[int, DecodeError]
 
+    def check_readable(self) -> None:
+        """:raises DecodeError: a checkpoint cannot be read."""
+        if self.unreadable:
+            raise self.unreadable[min(self.unreadable)]
+
 
 @dataclass(frozen=True, slots=True)
 class Behind:
@@ -148,8 +153,7 @@ async def lag(bus: Bus, stored: StoredGroup) -> list[Behind]:
 
     :raises DecodeError: a checkpoint cannot be read.
     """
-    for error in stored.unreadable.values():
-        raise error
+    stored.check_readable()
     found: list[Behind] = []
     for topic in stored.topics:
         for number, bounds in sorted(stored.bounds[topic].items()):
@@ -200,8 +204,7 @@ class Reset:
     async def __aenter__(self) -> Self:
         if not self._rows:
             # Only the checkpoint has the version of the rows.
-            for error in self._stored.unreadable.values():
-                raise error
+            self._stored.check_readable()
         if self._rows and not self._stored.topics:
             raise ConfigurationError(
                 f"Table {self._stored.table!r} has no checkpoint that tells what group {self._stored.name!r} consumes",

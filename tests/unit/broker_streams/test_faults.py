@@ -74,6 +74,12 @@ async def bus() -> Any:
         yield bus
 
 
+async def reset(bus: Bus, state_dir: Path, *, rows: bool) -> None:
+    stored = await find_group(bus, "counts")
+    async with Reset(bus, stored, to="earliest", rows=rows, state_dir=state_dir) as work:
+        await work.run()
+
+
 def reading(ctx: Context, value: int) -> None:
     ctx[counts] = (ctx[counts] or 0) + value
 
@@ -331,9 +337,7 @@ async def test_a_table_that_is_recreated_under_a_processor_ends_it(
         assert "broker streams reset counts --table" in raised.value.advice
         with pytest.raises(TopicRecreated, match="'counts-table'"):
             await processing(bus).run()
-        stored = await find_group(bus, "counts")
-        async with Reset(bus, stored, to="earliest", rows=True, state_dir=tmp_path) as work:
-            await work.run()
+        await reset(bus, tmp_path, rows=True)
         async with processing(bus), viewing(bus) as view:
             await until(lambda: total(view) == 12)
 
@@ -408,9 +412,7 @@ async def test_a_position_that_retention_has_overtaken(tmp_path: Path) -> None:
         await publish(bus, ones(100))
         with pytest.raises(OffsetOutOfRange):
             await processing(bus).run()
-        stored = await find_group(bus, "counts")
-        async with Reset(bus, stored, to="earliest", rows=False, state_dir=tmp_path) as work:
-            await work.run()
+        await reset(bus, tmp_path, rows=False)
         async with processing(bus), viewing(bus) as view:
             await until(lambda: total(view) == 15)
 
@@ -442,9 +444,7 @@ async def test_an_input_that_was_recreated_is_named(tmp_path: Path) -> None:
         with pytest.raises(TopicRecreated, match=r"'clicks' was deleted .* in it, 5, means other") as raised:
             await processing(bus).run()
         assert "broker streams reset counts" in raised.value.advice
-        stored = await find_group(bus, "counts")
-        async with Reset(bus, stored, to="earliest", rows=False, state_dir=tmp_path) as work:
-            await work.run()
+        await reset(bus, tmp_path, rows=False)
         for _ in range(2):
             async with processing(bus), viewing(bus) as view:
                 await until(lambda: total(view) == 15)
