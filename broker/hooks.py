@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
 
 from broker.checks import check_accepts, is_async
 from broker.errors import ConfigurationError
@@ -36,23 +37,29 @@ __all__ = [
     "LeasesNotRenewed",
     "MetricsSource",
     "NoDeadLetter",
+    "Origin",
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",
     "PositionReset",
     "PositionsCommitted",
+    "PublishCall",
     "Published",
     "Received",
     "RecordsReceived",
     "RetryScheduled",
     "RetryWriteFailed",
+    "Scope",
     "SettleFailed",
     "Settled",
     "Warned",
     "WritesFailed",
+    "publishing_as",
 ]
 
 logger = logging.getLogger("broker")
+
+_DECORATE: Final = "Decorate a plain function with contextlib.contextmanager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +119,16 @@ class Received(Event):
     """Messages arrived: one event per fetch, and one for each message that is retried from the consumer's memory.
 
     :ivar topic: the topic of the consumer; all its topics, if it serves the records of a group as messages.
+    :ivar subscription: what is consumed; None for a group.
+    :ivar group: the consumer group whose records are served as messages; else None.
     :ivar bytes: size of the messages that the broker sent; 0 for a retry from memory.
     """
 
     topic: str
     messages: Sequence[Message[Any]]
     bytes: int
+    subscription: str | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +165,7 @@ class HandlerFailed(Event):
 class Settled(Event):
     """Messages were settled; one event per batch. A refused settlement is a `SettleFailed` instead.
 
-    :ivar topic: as in `Received`.
+    :ivar topic: as in `Received`, like `subscription` and `group`.
     :ivar acked: messages that are not redelivered, including dead-lettered ones and those sent to a retry topic.
     :ivar nacked: messages that are redelivered after a delay, by the broker or from the consumer's memory.
     :ivar released: messages that were given back unhandled.
@@ -166,6 +177,8 @@ class Settled(Event):
     nacked: int = 0
     released: int = 0
     handled: Sequence[Message[Any]] = ()
+    subscription: str | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +310,103 @@ class Warned(Event):
     text: str
 
 
+Origin = Literal["application", "dead_letter", "retry", "redrive", "relay"]
+"""Who publishes: the application, a consumer that gives up or retries a message, a redrive, or a copy between topics.
+"""
+
+_origin: Final[ContextVar[Origin]] = ContextVar("origin", default="application")
+
+
+@contextmanager
+def publishing_as(origin: Origin) -> Generator[None]:
+    """Give the calls within the block this origin (`PublishCall.origin`)."""
+    token = _origin.set(origin)
+    try:
+        yield
+    finally:
+        _origin.reset(token)
+
+
+class Scope:
+    """The context managers of interceptors around one piece of work. Their failures are logged."""
+
+    __slots__ = ("_stack", "_what")
+
+    def __init__(
+        self, interceptors: Sequence[Callable[[Any], AbstractContextManager[object]]], subject: object, what: str
+    ) -> None:
+        """Enter the context manager of each interceptor.
+
+        :param subject: what they are called with.
+        :param what: the work, for the log.
+        """
+        self._stack = ExitStack()
+        self._what = what
+        for interceptor in tuple(interceptors):
+            try:
+                self._stack.enter_context(interceptor(subject))
+            except Exception:
+                # A failing interceptor must not stop the work.
+                logger.exception("An interceptor failed before %s", what)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave them, with the error of the work."""
+        try:
+            self._stack.__exit__(
+                None if error is None else type(error), error, None if error is None else error.__traceback__
+            )
+        except Exception as raised:
+            if raised is not error:
+                logger.exception("An interceptor failed after %s", self._what)
+
+
+class PublishCall:
+    """One call that publishes, for `Hooks.around_publishing`.
+
+    :ivar topic: where to.
+    :ivar origin: who publishes.
+    :ivar outcomes: of each message when the call has ended: a `Receipt`, an error, or None (without receipts). In a
+        transaction a receipt does not mean that the transaction commits.
+    """
+
+    __slots__ = ("_messages", "_scope", "origin", "outcomes", "topic")
+
+    def __init__(
+        self,
+        interceptors: Sequence[Callable[[PublishCall], AbstractContextManager[object]]],
+        topic: str,
+        messages: Sequence[OutboundMessage],
+    ) -> None:
+        """Call the interceptors. Use the call as a context manager, and set `outcomes` within."""
+        self.topic = topic
+        self.origin: Origin = _origin.get()
+        self.outcomes: Sequence[Receipt | BaseException | None] = ()
+        self._messages = messages
+        self._scope = Scope(interceptors, self, f"publishing to topic {topic!r}")
+
+    @property
+    def messages(self) -> Sequence[OutboundMessage]:
+        """What is sent. An interceptor may set as many other messages before it yields.
+
+        :raises ValueError: these are more or fewer messages.
+        """
+        return self._messages
+
+    @messages.setter
+    def messages(self, messages: Sequence[OutboundMessage]) -> None:
+        if len(messages) != len(self._messages):
+            raise ValueError(f"{len(self._messages)} messages became {len(messages)}")
+        self._messages = messages
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.outcomes = [error] * len(self._messages)
+        self._scope.leave()
+
+
 class InFlightMessages(Protocol):
     """The fetched and unsettled messages of one source of a consumer; may be read from any thread."""
 
@@ -333,12 +443,22 @@ class Hooks:
         `receive`, or out of the block, instead of being settled by the retry policy. None never raises.
     """
 
-    __slots__ = ("_handling", "_in_flight", "_listeners", "_metrics", "_publishing", "listening", "raises")
+    __slots__ = (
+        "_batches",
+        "_handling",
+        "_in_flight",
+        "_listeners",
+        "_metrics",
+        "_publishing",
+        "listening",
+        "raises",
+    )
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[Event], object]] = []
-        self._publishing: list[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]] = []
+        self._publishing: list[Callable[[PublishCall], AbstractContextManager[object]]] = []
         self._handling: list[Callable[[Message[Any]], AbstractContextManager[object]]] = []
+        self._batches: list[Callable[[Sequence[Message[Any]]], AbstractContextManager[object]]] = []
         self._in_flight: list[InFlightMessages] = []
         self._metrics: list[MetricsSource] = []
         self.listening = False
@@ -360,27 +480,28 @@ class Hooks:
 
         return remove
 
-    def on_publish(
-        self, interceptor: Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]
+    def around_publishing(
+        self, interceptor: Callable[[PublishCall], AbstractContextManager[object]]
     ) -> Callable[[], None]:
-        """Let `interceptor(topic, messages)` replace messages before they are sent, for instance to add trace headers.
+        """Enter the context manager `interceptor(call)` around every call that publishes.
 
-        The interceptor returns as many messages as it gets. If it raises, the error is logged, and the messages are
-        sent unchanged.
-        Returns the function that removes the interceptor.
+        Before it yields, it may replace `call.messages`, for instance to add trace headers. It is left when each
+        message has its outcome, without an exception, and for `enqueue` in another context than it was entered in: set
+        no context variables. If it fails, this is logged, and the messages are sent as they are. Returns the function
+        that removes the interceptor.
 
-        :raises ConfigurationError: the interceptor cannot be called with a topic and messages, or is a coroutine
-            function.
+        :raises ConfigurationError: the interceptor cannot be called with a `PublishCall`, or is asynchronous.
         """
-        check_accepts("interceptor", interceptor, "a topic", "messages")
-        _check_plain("interceptor", interceptor, "Pass a plain function")
+        check_accepts("interceptor", interceptor, "a PublishCall")
+        _check_plain("interceptor", interceptor, _DECORATE)
         self._publishing.append(interceptor)
         return lambda: self._publishing.remove(interceptor)
 
     def around_handling(
         self, interceptor: Callable[[Message[Any]], AbstractContextManager[object]]
     ) -> Callable[[], None]:
-        """Enter the context manager `interceptor(message)` around every handler and `async with message` block.
+        """Enter the context manager `interceptor(message)` around every handler of single messages, and every `async
+        with message` block.
 
         If it fails, this is logged, and the message is handled all the same. Returns the function that removes the
         interceptor.
@@ -388,9 +509,24 @@ class Hooks:
         :raises ConfigurationError: the interceptor cannot be called with a message, or is asynchronous.
         """
         check_accepts("interceptor", interceptor, "a message")
-        _check_plain("interceptor", interceptor, "Decorate a plain function with contextlib.contextmanager")
+        _check_plain("interceptor", interceptor, _DECORATE)
         self._handling.append(interceptor)
         return lambda: self._handling.remove(interceptor)
+
+    def around_batch(
+        self, interceptor: Callable[[Sequence[Message[Any]]], AbstractContextManager[object]]
+    ) -> Callable[[], None]:
+        """Enter the context manager `interceptor(messages)` around every call of a batch handler.
+
+        If it fails, this is logged, and the batch is handled all the same. Returns the function that removes the
+        interceptor.
+
+        :raises ConfigurationError: the interceptor cannot be called with messages, or is asynchronous.
+        """
+        check_accepts("interceptor", interceptor, "messages")
+        _check_plain("interceptor", interceptor, _DECORATE)
+        self._batches.append(interceptor)
+        return lambda: self._batches.remove(interceptor)
 
     def show_in_flight(self, messages: InFlightMessages) -> Callable[[], None]:
         """Show the messages that a consumer holds in `in_flight`; returns the function that removes them."""
@@ -413,12 +549,16 @@ class Hooks:
         return tuple(self._metrics)
 
     @property
-    def publishing(self) -> Sequence[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]]:
+    def publishing(self) -> Sequence[Callable[[PublishCall], AbstractContextManager[object]]]:
         return self._publishing
 
     @property
     def handling(self) -> Sequence[Callable[[Message[Any]], AbstractContextManager[object]]]:
         return self._handling
+
+    @property
+    def batches(self) -> Sequence[Callable[[Sequence[Message[Any]]], AbstractContextManager[object]]]:
+        return self._batches
 
     def emit(self, event: Event) -> None:
         """Call every listener with the event."""

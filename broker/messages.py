@@ -56,6 +56,16 @@ class MessageOwner(Protocol):
         """The topic of the consumer, as in events of the hooks."""
         ...
 
+    @property
+    def subscription(self) -> str | None:
+        """The subscription of the consumer; None for a group."""
+        ...
+
+    @property
+    def group(self) -> str | None:
+        """The group whose records the consumer serves as messages; else None."""
+        ...
+
     async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None: ...
     async def extend(self, message: Message[Any], seconds: float) -> None: ...
     def lease_over(self, message: Message[Any]) -> bool:
@@ -159,6 +169,16 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
         """The body, decoded by the consumer's codec; without a codec the bytes themselves."""
         decoded = self.decoded
         return self.data if decoded is UNSET else decoded  # pyright: ignore[reportReturnType]
+
+    @property
+    def subscription(self) -> str | None:
+        """The subscription that delivered the message; None for a group, and for a message without a consumer."""
+        return None if self.owner is None else self.owner.subscription
+
+    @property
+    def group(self) -> str | None:
+        """The consumer group that delivered the message, if its records are served as messages; else None."""
+        return None if self.owner is None else self.owner.group
 
     @property
     def lease_lost(self) -> bool:

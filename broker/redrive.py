@@ -46,6 +46,7 @@ from broker.errors import (
     SubscriptionNotFound,
     Unsupported,
 )
+from broker.hooks import publishing_as
 from broker.messages import Message
 from broker.names import REDRIVE_SUBSCRIPTION, known_name
 from broker.outbound import OutboundMessage
@@ -360,7 +361,8 @@ class _Run:
             return
         try:
             topic = self._bus.topic(self._allowed[origin])
-            outcomes: Sequence[object] = await topic.publish_batch(messages)
+            with publishing_as("redrive"):
+                outcomes: Sequence[object] = await topic.publish_batch(messages)
         except PublishError as error:
             outcomes = error.outcomes
         except BrokerError as error:

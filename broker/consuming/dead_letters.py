@@ -28,7 +28,7 @@ from broker.driver.concurrency import Backoff, pause
 from broker.driver.contract import Backend, MessageSubscription
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, HasPlace, Place
 from broker.errors import BackendError, BrokerError, InvalidMessage, NotFound, PublishError
-from broker.hooks import DeadLetterFailed, Event, Hooks, logger
+from broker.hooks import DeadLetterFailed, Event, Hooks, logger, publishing_as
 from broker.messages import Message
 from broker.names import REDRIVE_SUBSCRIPTION
 from broker.outbound import OutboundMessage
@@ -466,7 +466,8 @@ class LetterTopic:
         """
         await self._ensure_retained()
         try:
-            await self._topic(self._name).publish(letter)
+            with publishing_as("dead_letter"):
+                await self._topic(self._name).publish(letter)
         except NotFound:
             self._retained = False
             raise

@@ -94,7 +94,8 @@ class Engine:
         retry: Retry,
         dead_letter: DeadLetterWriter | Drop | None,
         codec: Codec[Any] | None,
-        subscription: str,
+        subscription: str | None,
+        group: str | None,
         hooks: Hooks,
         retry_writer: RetryWriter | None = None,
         followed: FollowedTopics | None = None,
@@ -108,6 +109,8 @@ class Engine:
         self.retry = retry
         self._dead_letter = dead_letter
         self._subscription = subscription
+        self._group = group
+        self._name = subscription or group or ""
         self._retry_writer = retry_writer
         self.receivers = Receivers()
         self._decode = None if codec is None else codec.decode
@@ -175,14 +178,14 @@ class Engine:
         logger.info(
             "Consuming %s as %s: at most %d messages at once; attempts: %d, then %s",
             self._topics,
-            self._subscription,
+            self._name,
             self.options.max_outstanding,
             self.retry.max_attempts,
             self._last_step(),
         )
         if self._decode is not None and self._dead_letter is None:
             self._warn(
-                f"Subscription {self._subscription!r} of {self._topics} has a codec and no dead_letter: a message that "
+                f"Subscription {self._name!r} of {self._topics} has a codec and no dead_letter: a message that "
                 "the codec cannot decode comes again and again; give dead_letter= a topic, or DROP"
             )
         if self.options.stop_when_idle is not None:
@@ -199,6 +202,8 @@ class Engine:
         max_messages, max_bytes = self._shares(sources)
         in_flight = InFlight(
             topic,
+            subscription=self._subscription,
+            group=self._group,
             receivers=self.receivers,
             ready=self._make_ready(max_messages),
             options=self.options,
@@ -208,7 +213,7 @@ class Engine:
             max_bytes=max_bytes,
             failed=self.fail if self._followed is None else partial(self._source_failed, topic),
         )
-        policy = FailurePolicy(in_flight, self.retry, self._dead_letter, self._subscription, self._retry_writer)
+        policy = FailurePolicy(in_flight, self.retry, self._dead_letter, self._retry_writer)
         return policy, await open_source(in_flight)
 
     def _start(self, policy: FailurePolicy, source: MessageSource) -> None:
@@ -274,7 +279,7 @@ class Engine:
             raise
         self._start(policy, source)
         self.receivers.active()
-        logger.info("Consuming %s as %s, too: a new topic", topic, self._subscription)
+        logger.info("Consuming %s as %s, too: a new topic", topic, self._name)
 
     async def _remove(self, policy: FailurePolicy) -> None:
         in_flight = policy.in_flight
@@ -543,7 +548,7 @@ class Engine:
         logger.info(
             "Stopped consuming %s as %s after %.1f s: %d messages handed over, %d acked, %d failures, %d given up%s",
             self._topics,
-            self._subscription,
+            self._name,
             self._loop.time() - self._opened_at,
             counts.handed_over,
             counts.acked,

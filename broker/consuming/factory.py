@@ -21,7 +21,7 @@ from broker.consuming.retry.writer import RetryWriter
 from broker.driver.contract import Backend, MessageSource, MessageSubscription, SourceListener, Start, check_start
 from broker.driver.optional import SubscribesToPatterns
 from broker.errors import ConfigurationError, InvalidName, NotFound, TopicNotFound, Unsupported
-from broker.hooks import Hooks
+from broker.hooks import Hooks, publishing_as
 from broker.names import Ephemeral, check_name
 from broker.outbound import OutboundMessage
 from broker.protocols import Codec, Topic
@@ -127,6 +127,7 @@ class ConsumerFactory:
             dead_letter=dead_letter,
             codec=codec,
             subscription=repr(subscription) if isinstance(subscription, Ephemeral) else subscription,
+            group=None,
             followed=followed,
         )
 
@@ -139,12 +140,14 @@ class ConsumerFactory:
         retry: Retry,
         dead_letter: str | Drop | None,
         codec: Codec[Any] | None,
-        subscription: str,
+        subscription: str | None,
+        group: str | None,
         retry_routes: RetryRoutes | None = None,
         followed: FollowedTopics | None = None,
     ) -> MessageConsumer[Any]:
         """A consumer of any sources, given with the topic of each, or of the topics of a pattern.
 
+        :param subscription: its name; None for a `group`, whose records are served as messages.
         :raises ConfigurationError: the options contradict each other.
         """
         topics = [topic for topic, _ in sources]
@@ -165,6 +168,8 @@ class ConsumerFactory:
                     f"dead_letter {dead_letter!r} is one of the consumed topics", advice="Name another topic"
                 )
 
+        name = subscription or group or ""
+
         async def open_engine() -> Engine:
             await self._bus.open()
             engine = Engine(
@@ -175,8 +180,9 @@ class ConsumerFactory:
                 dead_letter=await self._writer(dead_letter) if isinstance(dead_letter, str) else dead_letter,
                 codec=codec,
                 subscription=subscription,
+                group=group,
                 hooks=self._bus.hooks,
-                retry_writer=None if retry_routes is None else await self._retry_writer(retry_routes, subscription),
+                retry_writer=None if retry_routes is None else await self._retry_writer(retry_routes, name),
                 followed=followed,
             )
             await engine.open()
@@ -206,8 +212,9 @@ class ConsumerFactory:
                     advice="Create those of RetryTopics.names(topic, subscription) with bus.admin.ensure_topic",
                 ) from None
 
-        def publish(topic: str, letter: OutboundMessage) -> Awaitable[object]:
-            return self._bus.topic(topic).publish(letter)
+        async def publish(topic: str, letter: OutboundMessage) -> object:
+            with publishing_as("retry"):
+                return await self._bus.topic(topic).publish(letter)
 
         return RetryWriter(routes, publish, self._bus.hooks, subscription)
 

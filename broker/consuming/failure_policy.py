@@ -20,7 +20,7 @@ from typing import Any
 from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.checks import check_seconds
 from broker.consuming.dead_letters import DeadLetterWriter, describe, log_dead_lettered, one_line, placed
-from broker.consuming.in_flight import InFlight, enter, leave
+from broker.consuming.in_flight import InFlight
 from broker.consuming.leases import emit_not_renewed
 from broker.consuming.options import longest_delay
 from broker.consuming.retry.policy import Drop, Retry
@@ -30,7 +30,7 @@ from broker.driver.contract import MessageSource, RetryTopic, Settlement
 from broker.driver.optional import StoresAttempts
 from broker.driver.record_messages import letter_of
 from broker.errors import BackendError, BrokerError, InvalidMessage, LeaseLost, SettleError, Unsupported
-from broker.hooks import DeadLettered, HandlerFailed, NoDeadLetter, Settled, SettleFailed, logger
+from broker.hooks import DeadLettered, HandlerFailed, NoDeadLetter, Scope, SettleFailed, logger
 from broker.messages import Message, Outcome, SettleState
 
 __all__ = ["DelayHolder", "FailurePolicy"]
@@ -86,17 +86,18 @@ class FailurePolicy:
         in_flight: InFlight,
         retry: Retry,
         dead_letter: DeadLetterWriter | Drop | None,
-        subscription: str,
         retry_writer: RetryWriter | None = None,
     ) -> None:
         self.in_flight = in_flight
         self.topic = in_flight.topic
+        self.subscription = in_flight.subscription
+        self.group = in_flight.group
         self.retry = retry
         self._hooks = in_flight.hooks
         self._attempts = in_flight.attempts
         self._dead_letter = dead_letter
         self._retry_writer = retry_writer
-        self._subscription = subscription
+        self._name = in_flight.subscription or in_flight.group or ""
         self._holder = DelayHolder(self._due)
         # A refused settlement was reported as SettleFailed; the caller that awaits the task gets it as well.
         self._tasks = TaskSet("broker-letter", lambda error: logger.debug("Giving up a message failed: %s", error))
@@ -155,12 +156,13 @@ class FailurePolicy:
     def begin(self, message: Message[Any]) -> None:
         check_loop(self._loop)
         if self._hooks.handling:
-            enter(message, self._hooks.handling)
+            message.scope = Scope(self._hooks.handling, message, f"handling message {message.id!r}")
 
     async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
         check_loop(self._loop)
         if message.scope is not None:
-            leave(message, error)
+            message.scope.leave(error)
+            message.scope = None
         self.in_flight.returned(message)
         if error is None:
             # A refused ack is an event and does not raise: the message is redelivered, and the loop goes on.
@@ -331,7 +333,7 @@ class FailurePolicy:
         copy = self.in_flight.again(message)
         self._holder.hold(copy, delay)
         if self._hooks.listening:
-            self._hooks.emit(Settled(topic=self.in_flight.topic, nacked=1))
+            self.in_flight.emit_settled(nacked=1)
         return None if storing is None else self._tasks.spawn(storing)
 
     def _check_delay(self, message: Message[Any], delay: float) -> None:
@@ -442,13 +444,13 @@ class FailurePolicy:
             outcome = Outcome.ACK
             try:
                 await self._dead_letter.write(
-                    message, reason=reason, error=error, attempts=attempts, subscription=self._subscription
+                    message, reason=reason, error=error, attempts=attempts, subscription=self._name
                 )
             except BaseException as failure:
                 self._not_written(message, failure)
                 raise
         self.in_flight.counts.given_up += 1
-        log_dead_lettered(message, target, self._subscription, reason)
+        log_dead_lettered(message, target, self._name, reason)
         self._hooks.emit(DeadLettered(message=message, target=target, reason=reason))
         if message.state is not SettleState.SETTLING:
             raise self._lost_meanwhile(message)
@@ -476,7 +478,7 @@ class FailurePolicy:
             logger.log(
                 WARNING if first else DEBUG,
                 "Subscription %r has no dead_letter for %s, which comes again in %.2f s: %s%s",
-                self._subscription,
+                self._name,
                 placed(message),
                 delay,
                 one_line(reason),

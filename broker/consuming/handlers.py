@@ -17,9 +17,8 @@ from contextvars import copy_context
 from typing import Any
 
 from broker.consuming.engine import Engine, policy_of
-from broker.consuming.in_flight import leave
 from broker.errors import BrokerError, Closed, ConfigurationError
-from broker.hooks import logger
+from broker.hooks import Scope, logger
 from broker.messages import Message, MessageBatch
 from broker.protocols import AsyncBatchHandler, AsyncHandler
 from broker.threads.plain_handlers import ReturnedAwaitable
@@ -73,7 +72,9 @@ def conclude(message: Message[Any], error: BaseException | None) -> BaseExceptio
     policy = policy_of(message)
     in_flight = policy.in_flight
     message.in_use = False
-    leave(message, error)
+    if message.scope is not None:
+        message.scope.leave(error)
+        message.scope = None
     in_flight.returned(message)
     if error is None:
         in_flight.ack_soon(message)
@@ -172,7 +173,7 @@ async def handle_batches(
     engine: Engine, handler: AsyncBatchHandler[Any], max_messages: int, max_wait: float | None = None
 ) -> None:
     """One worker that handles batch by batch, until the engine ends."""
-    handling = engine.hooks.handling
+    interceptors = engine.hooks.batches
     timeout = engine.retry.timeout
     watch, time = engine.watch, engine.time
     while True:
@@ -189,8 +190,7 @@ async def handle_batches(
             continue
         for message in messages:
             message.in_use = True
-            if handling:
-                policy_of(message).begin(message)
+        scope = Scope(interceptors, messages, f"handling {len(messages)} messages") if interceptors else None
         results: Sequence[BaseException | None] | None = None
         try:
             results = _checked(await within(timeout, handler(MessageBatch(messages, engine))))
@@ -198,6 +198,8 @@ async def handle_batches(
                 raise ValueError(f"The batch handler returned {len(results)} results for {len(messages)} messages")
         except BaseException as raised:
             results = [raised] * len(messages)
+        if scope is not None:
+            scope.leave(next((error for error in results or () if error is not None), None))
         # Settle all messages of the batch before raising.
         ends = [
             conclude(message, error) for message, error in zip(messages, results or [None] * len(messages), strict=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 from logging import DEBUG, WARNING
 from time import monotonic
@@ -47,7 +46,7 @@ from broker.hooks import (
 )
 from broker.messages import Message, MessageOwner, Outcome, SettleState
 
-__all__ = ["Counts", "Flow", "InFlight", "Receivers", "enter", "leave"]
+__all__ = ["Counts", "Flow", "InFlight", "Receivers"]
 
 # Attributes of an enum class cost a slow look-up each; these are read per message.
 _ACK = Outcome.ACK
@@ -86,18 +85,8 @@ class Flow:
         return (self.max_messages - self.count if left > 0 else 0), left
 
 
-def _emit_received(hooks: Hooks, topic: str, messages: Sequence[Message[Any]], size: int) -> None:
-    """Report fetched messages; `size` is their total in bytes."""
-    now = monotonic()
-    for message in messages:
-        message.received_at = now
-    hooks.emit(Received(topic=topic, messages=messages, bytes=size))
-
-
-def _emit_settled(
-    hooks: Hooks, topic: str, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]
-) -> None:
-    """Report the settlements that were carried out; refused ones are reported elsewhere."""
+def _settled(settlements: Sequence[Settlement], results: Sequence[BrokerError | None]) -> dict[str, Any]:
+    """The fields of `Settled` for the settlements that were carried out; refused ones are reported elsewhere."""
     nacked = released = refused = 0
     handled: list[Message[Any]] = []
     for settlement, error in zip(settlements, results, strict=True):
@@ -111,33 +100,7 @@ def _emit_settled(
         elif settlement.message.outcome is _ACK:
             handled.append(settlement.message)
     acked = len(settlements) - refused - nacked - released
-    if acked or nacked or released:
-        hooks.emit(Settled(topic=topic, acked=acked, nacked=nacked, released=released, handled=handled))
-
-
-def enter(
-    message: Message[Any], interceptors: Sequence[Callable[[Message[Any]], AbstractContextManager[object]]]
-) -> None:
-    """Enter each interceptor's context for the message, to be left by `leave`."""
-    message.scope = scope = ExitStack()
-    for interceptor in interceptors:
-        try:
-            scope.enter_context(interceptor(message))
-        except Exception:
-            logger.exception("An interceptor failed before message %r was handled", message.id)
-
-
-def leave(message: Message[Any], error: BaseException | None) -> None:
-    """Leave the contexts that were entered, with the error of the handling."""
-    scope: ExitStack | None = message.scope
-    if scope is None:
-        return
-    message.scope = None
-    try:
-        scope.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
-    except Exception as raised:
-        if raised is not error:
-            logger.exception("An interceptor failed after message %r was handled", message.id)
+    return {"acked": acked, "nacked": nacked, "released": released, "handled": handled}
 
 
 class Counts:
@@ -206,6 +169,8 @@ class InFlight:
         self,
         topic: str,
         *,
+        subscription: str | None,
+        group: str | None,
         receivers: Receivers,
         ready: Ready,
         options: ConsumerOptions,
@@ -216,6 +181,8 @@ class InFlight:
         failed: Callable[[BrokerError], None],
     ) -> None:
         self.topic = topic
+        self.subscription = subscription
+        self.group = group
         self.ready = ready
         self.options = options
         self.hooks = hooks
@@ -384,7 +351,9 @@ class InFlight:
         self._flow.bytes -= size
         self.counts.acked += acked
         if self.hooks.listening:
-            _emit_settled(self.hooks, self.topic, settlements, results)
+            counts = _settled(settlements, results)
+            if any(counts.values()):
+                self.emit_settled(**counts)
         self._refill()
         self._receivers.settled(len(self.ready))
 
@@ -491,7 +460,10 @@ class InFlight:
         self._flow.count += len(messages)
         self._flow.bytes += size
         if self.hooks.listening:
-            _emit_received(self.hooks, self.topic, messages, size)
+            now = monotonic()
+            for message in messages:
+                message.received_at = now
+            self._emit_received(messages, size)
         self._receivers.active()
         if self._admit is not None:
             messages = self._admit(messages)
@@ -506,8 +478,18 @@ class InFlight:
         self.ready.put_again(message)
         if self.hooks.listening:
             # `received_at` stays the time of the first delivery.
-            self.hooks.emit(Received(topic=self.topic, messages=(message,), bytes=0))
+            self._emit_received((message,), 0)
         self._receivers.wake(1)
+
+    def _emit_received(self, messages: Sequence[Message[Any]], size: int) -> None:
+        """Report messages; `size` is what the broker sent, in bytes."""
+        self.hooks.emit(
+            Received(topic=self.topic, subscription=self.subscription, group=self.group, messages=messages, bytes=size)
+        )
+
+    def emit_settled(self, **counts: Any) -> None:
+        """Report settlements; `counts` are fields of `Settled`."""
+        self.hooks.emit(Settled(topic=self.topic, subscription=self.subscription, group=self.group, **counts))
 
     def _retrying(self, error: BrokerError, pause: float) -> None:
         logger.warning("Fetching from %r failed, next try in %.2f s: %s", self.topic, pause, error)

@@ -17,7 +17,7 @@ from broker.errors import BrokerError
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 
-__all__ = ["Caller", "Entry", "OutgoingBatch", "OutgoingQueue", "is_unseen"]
+__all__ = ["Caller", "Entry", "OutgoingBatch", "OutgoingQueue", "is_unseen", "outcome_of"]
 
 
 class OutgoingQueue:
@@ -194,3 +194,11 @@ class OutgoingBatch:
 def is_unseen(future: asyncio.Future[Receipt]) -> bool:
     """Whether the future's exception was never retrieved; asyncio keeps this flag for its own warning."""
     return future.cancelled() or bool(getattr(future, "_log_traceback", True))
+
+
+def outcome_of(future: asyncio.Future[Receipt]) -> Receipt | BaseException:
+    """The receipt or the error of a done future, which stays unseen (`is_unseen`)."""
+    if future.cancelled():
+        return asyncio.CancelledError()
+    error: BaseException | None = getattr(future, "_exception", None)
+    return future.result() if error is None else error

@@ -21,10 +21,9 @@ from broker.driver.contract import Backend
 from broker.driver.limits import MessageLimits
 from broker.driver.tables import CHECKPOINT_KEY, TableWriterSpi, WritesTables, keyless_message, not_compacted
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, NotFound, PublishError, TransactionFatal
-from broker.hooks import Hooks, Published, logger
+from broker.hooks import Hooks, PublishCall, Published, logger
 from broker.names import check_name
 from broker.outbound import OutboundMessage, check_batch
-from broker.publishing.topic import intercepted
 from broker.publishing.transactions import TransactionalPublisherFacade
 
 __all__ = ["TableWriterFacade", "open_table_writer"]
@@ -175,9 +174,13 @@ class _Direct:
         self._hooks = hooks
 
     async def write(self, rows: Sequence[OutboundMessage]) -> None:
-        rows = intercepted(self._hooks.publishing, self._topic, rows)
-        for refusal in self._limits.refused(rows).values():
-            raise refusal
+        with PublishCall(self._hooks.publishing, self._topic, rows) as call:
+            for refusal in self._limits.refused(call.messages).values():
+                raise refusal
+            await self._write(call.messages)
+            call.outcomes = [None] * len(rows)
+
+    async def _write(self, rows: Sequence[OutboundMessage]) -> None:
         started = perf_counter()
         outcome: BaseException | None = None
         try:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from time import perf_counter
@@ -29,13 +30,14 @@ from broker.driver.concurrency import check_loop
 from broker.driver.contract import PublishTarget
 from broker.driver.limits import MessageLimits
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
-from broker.hooks import Hooks, Published, logger
+from broker.hooks import Hooks, PublishCall, Published, logger
 from broker.outbound import OutboundMessage, OutboundPayload, check_batch, check_no_fields
 from broker.protocols import Codec
+from broker.publishing.outgoing import outcome_of
 from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
 from broker.receipts import Receipt, count_duplicates
 
-__all__ = ["TopicFacade", "codec_key", "intercepted"]
+__all__ = ["TopicFacade", "codec_key"]
 
 
 T = TypeVar("T", default=bytes)
@@ -149,7 +151,10 @@ class TopicFacade(Generic[T]):
         else:
             message = self._outbound(payload, key, attributes, id, deliver_at, ttl, partition)
         if self._interceptors:
-            (message,) = intercepted(self._interceptors, self.name, (message,))
+            (found,) = await self._send_intercepted(target, (message,), receipts=True)
+            if isinstance(found, BrokerError):
+                raise found
+            return cast("Receipt", found)
         self._check(message)
         if self._pipeline is not None and self._pipeline.messages and message.key is not None:
             await self._pipeline.drain()
@@ -233,7 +238,7 @@ class TopicFacade(Generic[T]):
         else:
             message = self._outbound(payload, key, attributes, id, deliver_at, ttl, partition)
         if self._interceptors:
-            (message,) = intercepted(self._interceptors, self.name, (message,))
+            return await self._enqueue_intercepted(message, target)
         pipeline = self._pipeline or self._open_pipeline(target)
         if message.plain and (future := pipeline.put_plain(message)) is not None:
             return future
@@ -297,28 +302,22 @@ class TopicFacade(Generic[T]):
         self._pipeline = PublishingPipeline(send, self._pipeline_settings, self._limits, self._able)
         return self._pipeline
 
-    def _sendable(
-        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]]
-    ) -> tuple[list[OutboundMessage], dict[int, BrokerError]]:
-        """The messages that can be sent, and by index the errors of the others."""
-        messages: list[Any] = list(payloads)
-        unmade: dict[int, BrokerError] = {}
-        for index, payload in enumerate(messages):
-            if type(payload) is not OutboundMessage:
-                try:
-                    messages[index] = self._outbound(payload)
-                except BrokerError as error:
-                    unmade[index] = error
-        if unmade:
-            messages = [message for index, message in enumerate(messages) if index not in unmade]
-        if self._interceptors:
-            messages = list(intercepted(self._interceptors, self.name, messages))
-        refused = self._limits.refused(messages)
-        if not refused:
-            return messages, unmade
-        made = [index for index in range(len(payloads)) if index not in unmade]
-        unmade |= {made[index]: error for index, error in refused.items()}
-        return [message for index, message in enumerate(messages) if index not in refused], unmade
+    async def _enqueue_intercepted(self, message: OutboundMessage, target: PublishTarget) -> asyncio.Future[Receipt]:
+        """Queue a message; its interceptors are left when it has its outcome."""
+        with ExitStack() as stack:
+            call = stack.enter_context(PublishCall(self._interceptors, self.name, (message,)))
+            (message,) = call.messages
+            pipeline = self._pipeline or self._open_pipeline(target)
+            size = self._check(message)
+            future = pipeline.put_now(message, size) or await pipeline.put(message, size)
+            later = stack.pop_all()
+
+        def ended(done: asyncio.Future[Receipt]) -> None:
+            with later:
+                call.outcomes = (outcome_of(done),)
+
+        future.add_done_callback(ended)
+        return future
 
     def _outbound(
         self,
@@ -348,7 +347,43 @@ class TopicFacade(Generic[T]):
         check_loop(self._loop)
         target = self._target or self._open()
         check_batch(payloads)
-        messages, refused = self._sendable(payloads)
+        messages, unmade = self._made(payloads)
+        if self._interceptors and messages:
+            outcomes = await self._send_intercepted(target, messages, receipts=receipts)
+        else:
+            outcomes = await self._send_checked(target, messages, receipts=receipts)
+        return _merged(outcomes, unmade)
+
+    def _made(
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]]
+    ) -> tuple[list[OutboundMessage], dict[int, BrokerError]]:
+        """The messages that can be made, and by index the errors of the others."""
+        messages: list[Any] = list(payloads)
+        unmade: dict[int, BrokerError] = {}
+        for index, payload in enumerate(messages):
+            if type(payload) is not OutboundMessage:
+                try:
+                    messages[index] = self._outbound(payload)
+                except BrokerError as error:
+                    unmade[index] = error
+        if unmade:
+            messages = [message for index, message in enumerate(messages) if index not in unmade]
+        return messages, unmade
+
+    async def _send_intercepted(
+        self, target: PublishTarget, messages: Sequence[OutboundMessage], *, receipts: bool
+    ) -> Sequence[Receipt | BrokerError | None]:
+        with PublishCall(self._interceptors, self.name, messages) as call:
+            outcomes = call.outcomes = await self._send_checked(target, call.messages, receipts=receipts)
+        return outcomes
+
+    async def _send_checked(
+        self, target: PublishTarget, messages: Sequence[OutboundMessage], *, receipts: bool
+    ) -> Sequence[Receipt | BrokerError | None]:
+        """Send the messages that the broker can carry; return the outcome of each."""
+        refused = self._limits.refused(messages)
+        if refused:
+            messages = [message for index, message in enumerate(messages) if index not in refused]
         outcomes: Sequence[Receipt | BrokerError | None] = ()
         if messages:
             if self._pipeline is not None and self._pipeline.messages:
@@ -356,10 +391,7 @@ class TopicFacade(Generic[T]):
             outcomes = await (
                 self._send(target, messages) if receipts else self._send_without_receipts(target, messages)
             )
-        if not refused:
-            return outcomes
-        rest = iter(outcomes)
-        return [refused[index] if index in refused else next(rest) for index in range(len(payloads))]
+        return _merged(outcomes, refused)
 
     async def _send(
         self, target: PublishTarget, messages: Sequence[OutboundMessage]
@@ -430,22 +462,14 @@ class TopicFacade(Generic[T]):
             await asyncio.wait((self._idle,), timeout=timeout)
 
 
-def intercepted(
-    interceptors: Sequence[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]],
-    topic: str,
-    messages: Sequence[OutboundMessage],
-) -> Sequence[OutboundMessage]:
-    """The messages as the publish interceptors of the hooks replace them."""
-    for interceptor in tuple(interceptors):
-        try:
-            replaced = interceptor(topic, messages)
-            if len(replaced) != len(messages):
-                raise ValueError(f"{len(messages)} messages became {len(replaced)}")
-            messages = replaced
-        except Exception:
-            # A failing interceptor must not stop the message.
-            logger.exception("A publish interceptor failed on topic %r", topic)
-    return messages
+def _merged(
+    outcomes: Sequence[Receipt | BrokerError | None], refused: Mapping[int, BrokerError]
+) -> Sequence[Receipt | BrokerError | None]:
+    """The outcomes of what was sent, and by index the errors of the others."""
+    if not refused:
+        return outcomes
+    rest = iter(outcomes)
+    return [refused[index] if index in refused else next(rest) for index in range(len(outcomes) + len(refused))]
 
 
 def _wrong_number(outcomes: Sequence[object], wanted: int) -> BackendError:

@@ -35,12 +35,11 @@ from broker.errors import (
     TransactionFatal,
     Unsupported,
 )
-from broker.hooks import Hooks, Published, logger
+from broker.hooks import Hooks, PublishCall, Published, logger
 from broker.messages import Message
 from broker.names import check_name
 from broker.outbound import OutboundMessage, check_batch, check_no_fields
 from broker.protocols import BatchedRecordStream, OwnPositions
-from broker.publishing.topic import intercepted
 from broker.publishing.transactional_acks import TransactedAcks, checked
 from broker.reading.membership import Membership
 from broker.reading.record_consumer import RecordConsumer
@@ -283,7 +282,13 @@ class OpenTransaction:
         if self._over:
             raise Closed("The transaction is over", advice="Publish inside its block")
         check_name(topic, "topic")
-        messages = intercepted(self._publisher.hooks.publishing, topic, messages)
+        with PublishCall(self._publisher.hooks.publishing, topic, messages) as call:
+            outcomes = call.outcomes = await self._send_checked(topic, call.messages, receipts=receipts)
+        return outcomes
+
+    async def _send_checked(
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool
+    ) -> Sequence[Receipt | BrokerError | None]:
         for refusal in self._publisher.limits.refused(messages).values():
             raise refusal
         # A task of its own: a cancelled caller must not leave a half-sent batch behind that commits.

@@ -247,7 +247,8 @@ class MakeMessages(Protocol):
         retry: Retry,
         dead_letter: str | Drop | None,
         codec: Codec[Any] | None,
-        subscription: str,
+        subscription: str | None,
+        group: str | None,
         retry_routes: RetryRoutes | None,
     ) -> MessageConsumer[Any]: ...
 
@@ -552,7 +553,8 @@ class RecordConsumer(Generic[T]):
             retry=Retry() if retry is None else retry,
             dead_letter=dead_letter,
             codec=self._codec,
-            subscription=str(subscription.group),
+            subscription=None,
+            group=str(subscription.group),
             retry_routes=routes,
         )
         self._state = _State.CLOSED

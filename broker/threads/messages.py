@@ -101,6 +101,16 @@ class BlockingMessage(Generic[T]):
         return self._message.delivery_attempt
 
     @property
+    def subscription(self) -> str | None:
+        """The subscription that delivered the message; None for a group, and for a message without a consumer."""
+        return self._message.subscription
+
+    @property
+    def group(self) -> str | None:
+        """The consumer group that delivered the message, if its records are served as messages; else None."""
+        return self._message.group
+
+    @property
     def native(self) -> Any:
         """The client library's own object; it belongs to the loop of the bus."""
         return self._message.native

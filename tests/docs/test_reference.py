@@ -20,7 +20,7 @@ from tests.docs.test_docs import ROOT, blocks
 
 OBSERVING = ROOT / "docs" / "observing.md"
 CONSUMING = ROOT / "docs" / "consuming.md"
-INTERCEPTORS = ("on_publish", "around_handling")
+INTERCEPTORS = ("around_publishing", "around_handling", "around_batch")
 """The methods of `Hooks` that take a function, besides `listen`."""
 
 

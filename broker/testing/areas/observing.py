@@ -7,8 +7,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from broker.hooks import Connected, Event, Published, Settled
-from broker.messages import Message
+from broker.hooks import Connected, Event, PublishCall, Published, Received, Settled
+from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.testing.areas.retry import handling
@@ -27,22 +27,29 @@ class Observing(ConformanceCase):
 
     @promise(
         "observing.trace-is-propagated",
-        "An attribute that a publish interceptor adds arrives with the message, for every way to publish.",
+        "An attribute that a publish interceptor adds arrives with the message, for every way to publish, and the "
+        "interceptor is left with the outcome of each message.",
     )
     async def test_trace_is_propagated(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         seen: list[str] = []
 
-        def add_trace(name: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
-            assert name == topic
-            return [OutboundMessage(m.data, m.key, {**m.attributes, TRACE: "00-abc-def-01"}, m.id) for m in messages]
+        calls: list[PublishCall] = []
+
+        @contextmanager
+        def add_trace(call: PublishCall) -> Generator[None]:
+            call.messages = [
+                message.replace(attributes={**message.attributes, TRACE: "00-abc-def-01"}) for message in call.messages
+            ]
+            yield
+            calls.append(call)
 
         @contextmanager
         def around(message: Message[Any]) -> Generator[None]:
             seen.append(message.attributes[TRACE])
             yield
 
-        bus.hooks.on_publish(add_trace)
+        bus.hooks.around_publishing(add_trace)
         bus.hooks.around_handling(around)
 
         async def handle(message: Message[bytes]) -> None:
@@ -54,6 +61,8 @@ class Observing(ConformanceCase):
             await bus.topic(topic).enqueue(b"3", attributes={"own": "kept"})
             await handling(inbox.receive(handle), lambda: len(seen) >= 3, inbox, harness.patience)
         assert seen == ["00-abc-def-01"] * 3
+        assert [(call.topic, call.origin) for call in calls] == [(topic, "application")] * 3
+        assert all(isinstance(outcome, Receipt) for call in calls for outcome in call.outcomes)
 
     @promise(
         "observing.block-is-wrapped",
@@ -100,6 +109,71 @@ class Observing(ConformanceCase):
         assert sum(len(event.outcomes) for event in seen) == 21
         assert all(isinstance(outcome, Receipt) for event in seen for outcome in event.outcomes)
         assert all(event.topic == topic and event.seconds >= 0 for event in seen)
+
+    @promise(
+        "observing.batch-is-wrapped",
+        "A batch handler runs inside the interceptors of batches, which see its messages and its error.",
+    )
+    async def test_batch_is_wrapped(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        seen: list[object] = []
+
+        @contextmanager
+        def around(messages: Sequence[Message[Any]]) -> Generator[None]:
+            seen.append(sorted(message.data or b"" for message in messages))
+            try:
+                yield
+            except ValueError as error:
+                seen.append(str(error))
+                raise
+
+        async def handle(batch: MessageBatch[bytes]) -> None:
+            inbox.stop()
+            raise ValueError("raised by the test")
+
+        bus.hooks.around_batch(around)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch([b"1", b"2"])
+            await inbox.receive_batches(handle, max_messages=2, max_wait=harness.patience)
+        assert seen == [[b"1", b"2"], "raised by the test"]
+
+    @promise(
+        "observing.deliveries-are-reported",
+        "Messages and events of their delivery and settlement name topic and subscription.",
+    )
+    async def test_deliveries_are_reported(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"x")
+            [message] = await take(inbox, 1, harness.patience)
+            assert (message.topic, message.subscription, message.group) == (topic, "readers", None)
+            await message.ack()
+            await eventually(lambda: any(isinstance(event, Settled) for event in events), harness.patience, "the ack")
+        seen = [event for event in events if isinstance(event, Received | Settled)]
+        assert {(event.topic, event.subscription, event.group) for event in seen} == {(topic, "readers", None)}
+
+    @promise(
+        "observing.origin-of-publishes",
+        "Publish interceptors are told whether the application, a dead letter or a redrive publishes.",
+    )
+    async def test_origin_of_publishes(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        origins: list[tuple[str, str]] = []
+
+        @contextmanager
+        def around(call: PublishCall) -> Generator[None]:
+            origins.append((call.topic, call.origin))
+            yield
+
+        bus.hooks.around_publishing(around)
+        async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
+            await bus.topic(topic).publish(b"x")
+            [message] = await take(inbox, 1, harness.patience)
+            await message.reject("bad")
+            assert (await bus.admin.redrive(dead, to=[topic])).moved == 1
+        assert origins == [(topic, "application"), (dead, "dead_letter"), (topic, "redrive")]
 
     @promise("observing.settlements-are-reported", "Every settlement is counted in an event: acked, nacked, released.")
     async def test_settlements_are_reported(self, harness: Harness) -> None:

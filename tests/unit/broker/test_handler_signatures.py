@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 import broker
 import broker.blocking
-from broker import ConfigurationError, Message, OutboundMessage
+from broker import ConfigurationError
 from broker.checks import check_accepts, is_async
 from broker_inmem import Broker
 
@@ -111,23 +111,21 @@ async def test_callbacks_of_hooks_and_redrives_are_refused(bus: broker.Bus, func
     with pytest.raises(ConfigurationError, match="progress"):
         await bus.admin.redrive("orders.dead", to=["orders"], progress=function)
     with pytest.raises(ConfigurationError, match="interceptor"):
-        bus.hooks.on_publish(plain_no_argument)  # type: ignore[arg-type]
+        bus.hooks.around_publishing(function)
+    with pytest.raises(ConfigurationError, match="interceptor"):
+        bus.hooks.around_batch(function)
     with pytest.raises(ConfigurationError, match="listeners are not awaited"):
         bus.hooks.listen(Handlers())
 
 
 async def test_asynchronous_interceptors_are_refused(bus: broker.Bus):
-    async def add_nothing(topic: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
-        return messages
-
     @asynccontextmanager
-    async def around(message: Message[Any]) -> AsyncGenerator[None]:
+    async def around(subject: object) -> AsyncGenerator[None]:
         yield
 
-    with pytest.raises(ConfigurationError, match="interceptors are not awaited"):
-        bus.hooks.on_publish(add_nothing)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="interceptors are not awaited"):
-        bus.hooks.around_handling(around)  # type: ignore[arg-type]
+    for hook in (bus.hooks.around_publishing, bus.hooks.around_handling, bus.hooks.around_batch):
+        with pytest.raises(ConfigurationError, match="interceptors are not awaited"):
+            hook(around)  # type: ignore[arg-type]
 
 
 def test_the_error_names_the_function_its_signature_and_the_argument():

@@ -17,7 +17,7 @@ from broker.consuming.retry.policy import Retry
 from broker.errors import (
     ConfigurationError,
 )
-from broker.hooks import HandlerFailed
+from broker.hooks import HandlerFailed, PublishCall
 from broker.messages import SettleState
 from broker.outbound import OutboundMessage
 from tests.unit.broker.blocking.common import TOPIC, publish, waiting
@@ -323,11 +323,12 @@ def test_context_of_the_caller_is_seen_by_publish_interceptors(bus: broker.block
     current: contextvars.ContextVar[str] = contextvars.ContextVar("current", default="none")
     seen: list[str] = []
 
-    def intercept(topic: str, messages: Any) -> Any:
+    @contextmanager
+    def intercept(call: PublishCall) -> Generator[None]:
         seen.append(current.get())
-        return messages
+        yield
 
-    bus.hooks.on_publish(intercept)
+    bus.hooks.around_publishing(intercept)
     current.set("request-1")
     bus.topic(TOPIC).publish(b"")
     bus.topic(TOPIC).enqueue(b"").result()

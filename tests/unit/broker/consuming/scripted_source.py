@@ -230,6 +230,7 @@ async def consuming(
             dead_letter=dead_letter,
             codec=codec,
             subscription="billing",
+            group=None,
             hooks=hooks,
         )
         await engine.open()

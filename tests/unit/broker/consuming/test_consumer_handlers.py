@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,7 +115,7 @@ async def test_a_batch_handler_that_exceeds_its_timeout_fails() -> None:
     assert sorted(letter.attributes["dead-letter-id"] for letter in letters.written) == ["1", "2"]
 
 
-async def test_interceptors_wrap_handlers_blocks_and_batches() -> None:
+async def test_interceptors_wrap_handlers_and_blocks_and_batches_as_a_whole() -> None:
     source = ScriptedSource()
     hooks = Hooks()
     seen: list[str] = []
@@ -126,7 +126,17 @@ async def test_interceptors_wrap_handlers_blocks_and_batches() -> None:
         yield
         seen.append(f"end {message.id}")
 
+    @contextmanager
+    def around_batch(messages: Sequence[Message]) -> Generator[None]:
+        seen.append(f"begin batch of {len(messages)}")
+        try:
+            yield
+        except ValueError as error:
+            seen.append(f"failed: {error}")
+            raise
+
     hooks.around_handling(around)
+    hooks.around_batch(around_batch)
     source.add("1")
     async with consuming(source, hooks=hooks) as consumer:
 
@@ -147,12 +157,13 @@ async def test_interceptors_wrap_handlers_blocks_and_batches() -> None:
         async def handle_batch(batch: MessageBatch) -> None:
             seen.append("batch")
             consumer.stop()
+            raise ValueError("bad")
 
         await consumer.receive_batches(handle_batch)
     assert seen == [
         *("begin 1", "handler", "end 1"),
         *("begin 2", "block", "end 2"),
-        *("begin 3", "batch", "end 3"),
+        *("begin batch of 1", "batch", "failed: bad"),
     ]
 
 

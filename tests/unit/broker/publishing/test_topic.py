@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +25,7 @@ from broker.errors import (
     TopicNotFound,
     Unsupported,
 )
-from broker.hooks import Event, Hooks, Published
+from broker.hooks import Event, Hooks, PublishCall, Published, publishing_as
 from broker.outbound import OutboundMessage, OutboundPayload
 from broker.protocols import Topic
 from broker.publishing.topic import TopicFacade
@@ -366,14 +367,19 @@ async def test_interceptors_replace_messages_in_order_and_count_against_the_limi
     seen: list[str] = []
 
     def add(name: str) -> Any:
-        def interceptor(topic: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
-            seen.append(topic)
-            return [OutboundMessage(m.data, m.key, {**m.attributes, name: str(len(m.attributes))}) for m in messages]
+        @contextmanager
+        def interceptor(call: PublishCall) -> Generator[None]:
+            seen.append(call.topic)
+            call.messages = [
+                message.replace(attributes={**message.attributes, name: str(len(message.attributes))})
+                for message in call.messages
+            ]
+            yield
 
         return interceptor
 
-    hooks.on_publish(add("first"))
-    remove = hooks.on_publish(add("second"))
+    hooks.around_publishing(add("first"))
+    remove = hooks.around_publishing(add("second"))
     await topic.publish(b"1")
     await topic.publish_batch([b"2"])
     await topic.enqueue(b"3")
@@ -391,11 +397,12 @@ async def test_batch_is_intercepted_as_a_whole() -> None:
     topic: TopicFacade[Any] = topic_of(target, hooks=hooks)
     sizes: list[int] = []
 
-    def interceptor(_: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
-        sizes.append(len(messages))
-        return messages
+    @contextmanager
+    def interceptor(call: PublishCall) -> Generator[None]:
+        sizes.append(len(call.messages))
+        yield
 
-    hooks.on_publish(interceptor)
+    hooks.around_publishing(interceptor)
     await topic.publish_batch([b"1", b"2", b"3"])
     with pytest.raises(PublishError):
         await topic.publish_batch([b"4", 5, b"6"])
@@ -403,12 +410,98 @@ async def test_batch_is_intercepted_as_a_whole() -> None:
     assert target.bodies == [b"1", b"2", b"3", b"4", b"6"]
 
 
-async def test_failing_interceptor_does_not_stop_the_message(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_interceptors_do_not_stop_the_message(caplog: pytest.LogCaptureFixture) -> None:
     hooks, target = Hooks(), ScriptedTarget()
-    hooks.on_publish(lambda _, __: [])
+
+    @contextmanager
+    def loses(call: PublishCall) -> Generator[None]:
+        call.messages = []
+        yield
+
+    @contextmanager
+    def fails_after(call: PublishCall) -> Generator[None]:
+        yield
+        raise RuntimeError("after")
+
+    hooks.around_publishing(loses)
+    hooks.around_publishing(fails_after)
     await topic_of(target, hooks=hooks).publish(b"1")
     assert target.bodies == [b"1"]
-    assert "interceptor failed on topic 'orders'" in caplog.text
+    assert "An interceptor failed before publishing to topic 'orders'" in caplog.text
+    assert "1 messages became 0" in caplog.text
+    assert "An interceptor failed after publishing to topic 'orders'" in caplog.text
+
+
+async def test_interceptors_are_left_with_the_outcomes() -> None:
+    hooks, target = Hooks(), ScriptedTarget()
+    topic: TopicFacade[Any] = topic_of(target, hooks=hooks)
+    left: list[tuple[str, ...]] = []
+
+    @contextmanager
+    def interceptor(call: PublishCall) -> Generator[None]:
+        assert not call.outcomes
+        yield
+        left.append(tuple(type(outcome).__name__ for outcome in call.outcomes))
+
+    hooks.around_publishing(interceptor)
+    await topic.publish(b"1")
+    await (await topic.enqueue(b"2"))
+    await asyncio.sleep(0)
+    target.answer = lambda message: TopicNotFound("no such topic") if message.data == b"bad" else None
+    with pytest.raises(PublishError):
+        await topic.publish_batch([b"3", b"bad", OutboundMessage(b"4", ttl=5)])
+    with pytest.raises(TopicNotFound):
+        await topic.publish(b"bad")
+    target.error = ConnectionFailed("cut")
+    with pytest.raises(ConnectionFailed):
+        await topic.publish(b"5")
+    with pytest.raises(Unsupported):
+        await topic.enqueue(OutboundMessage(b"6", ttl=5))
+    assert left == [
+        ("Receipt",),
+        ("Receipt",),
+        ("Receipt", "TopicNotFound", "Unsupported"),
+        ("TopicNotFound",),
+        ("ConnectionFailed",),
+        ("Unsupported",),
+    ]
+
+
+async def test_the_failure_of_an_intercepted_enqueue_is_still_raised_by_flush() -> None:
+    hooks, target = Hooks(), ScriptedTarget()
+    topic = topic_of(target, hooks=hooks)
+    seen: list[Any] = []
+
+    @contextmanager
+    def interceptor(call: PublishCall) -> Generator[None]:
+        yield
+        seen.extend(call.outcomes)
+
+    hooks.around_publishing(interceptor)
+    target.answer = lambda _: TopicNotFound("no such topic")
+    await topic.enqueue(b"1")
+    with pytest.raises(PublishError):
+        await topic.flush()
+    await asyncio.sleep(0)
+    assert [type(outcome) for outcome in seen] == [TopicNotFound]
+
+
+async def test_interceptors_know_who_publishes() -> None:
+    hooks, target = Hooks(), ScriptedTarget()
+    topic = topic_of(target, hooks=hooks)
+    origins: list[str] = []
+
+    @contextmanager
+    def interceptor(call: PublishCall) -> Generator[None]:
+        origins.append(call.origin)
+        yield
+
+    hooks.around_publishing(interceptor)
+    await topic.publish(b"1")
+    with publishing_as("relay"):
+        await topic.publish(b"2")
+    await topic.publish(b"3")
+    assert origins == ["application", "relay", "application"]
 
 
 async def test_every_call_to_the_backend_is_an_event_with_a_listener() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from broker.errors import (
     TransactionAborted,
     Unsupported,
 )
-from broker.hooks import Hooks, Published
+from broker.hooks import Hooks, PublishCall, Published
 from broker.outbound import OutboundMessage
 from broker.protocols import TransactionalPublisher
 from broker.publishing.transactions import TransactionalPublisherFacade, open_transactional_publisher
@@ -150,17 +151,25 @@ async def test_hooks_see_and_change_the_published_messages() -> None:
     async with bench() as b:
         events: list[Any] = []
         b.hooks.listen(events.append)
-        b.hooks.on_publish(lambda topic, messages: [OutboundMessage(m.data, b"traced") for m in messages])
+        outcomes: list[Any] = []
 
-        def broken(topic: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
+        @contextmanager
+        def traced(call: PublishCall) -> Generator[None]:
+            call.messages = [OutboundMessage(message.data, b"traced") for message in call.messages]
+            yield
+            outcomes.extend(call.outcomes)
+
+        @contextmanager
+        def broken(call: PublishCall) -> Generator[None]:
             raise ZeroDivisionError
+            yield
 
-        b.hooks.on_publish(broken)
-        # An interceptor that loses a message is ignored, as on a topic.
-        b.hooks.on_publish(lambda topic, messages: [])
+        b.hooks.around_publishing(traced)
+        b.hooks.around_publishing(broken)
         async with b.publisher.transaction() as tx:
             await tx.publish("out.topic", b"x")
         assert b.producer.committed[0].key == b"traced"
+        assert [type(outcome) for outcome in outcomes] == [Receipt]
         assert [type(event) for event in events if isinstance(event, Published)] == [Published]
 
 
