@@ -57,7 +57,7 @@ class TopicIds:
             return _read(*self._place)
 
     @cached_property
-    def _has_batches(self) -> bool:
+    def has_batches(self) -> bool:
         """Whether a batch was planned; without one nothing was read."""
         return bool(self._log.batches("offsets"))
 
@@ -82,10 +82,10 @@ class TopicIds:
         bus = bus_of(options.url)
         backend = bus.capabilities.backend
         before = Offsets(backend, {})
-        if name in self._saved and self._has_batches:
+        if name in self._saved and self.has_batches:
             before = Offsets.from_json(self._saved[name])
         identities = identities_of(bus, options, before.topics)
-        if not self._has_batches:
+        if not self.has_batches:
             check_start(bus, options)
         # Spark refuses topics that are no longer read. If none is read any more, it is another query's checkpoint.
         known = {topic: each for topic, each in before.topics.items() if topic in identities} or before.topics

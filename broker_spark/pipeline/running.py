@@ -126,6 +126,8 @@ class Run:
         self._running = False
         self._has_begun = False
         self._query_id = ""
+        self._tried = False
+        """Whether the sinks were tried in this run."""
         self._claimed = False
         self._topic_ids: TopicIds | None = None
         self._dead_places: Mapping[str, Accumulator[Places]] = {}
@@ -172,7 +174,10 @@ class Run:
         elif pipeline.trigger:
             writer = writer.trigger(processingTime=pipeline.trigger)
         check_topics(pipeline)
-        try_sinks(pipeline, frame)
+        if not topic_ids.has_batches:
+            # Later runs try them before their first batch, so that a run without one takes no time for it.
+            try_sinks(pipeline, frame)
+            self._tried = True
         for name in pipeline.sources:
             with errors_of(f"sources.{name}"):
                 topic_ids.check(name, pipeline.parsed_options(name))
@@ -276,6 +281,8 @@ class Run:
         # Only the first batch of a run may have been started by an earlier run.
         again = not self._claimed
         if again:
+            if not self._tried:
+                try_sinks(pipeline, frame)
             claim(pipeline, frame.sparkSession, self._query_id)
             self._claimed = True
         for places in self._dead_places.values():

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 from pyspark.sql import DataFrame, DataFrameWriter, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
-from pyspark.sql.types import StructField
+from pyspark.sql.types import StructField, StructType
 
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
@@ -178,8 +178,11 @@ def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
 
 def no_rows(spark: SparkSession, columns: Iterable[StructField]) -> DataFrame:
     """A frame with these columns and without rows."""
-    # `createDataFrame` would make the session the active one.
-    return spark.range(0).coalesce(1).select(*(F.lit(None).cast(each.dataType).alias(each.name) for each in columns))
+    # One call of the JVM for all columns. PySpark's `createDataFrame` would make the session the active one.
+    session: Any = spark
+    nullable = StructType([StructField(each.name, each.dataType) for each in columns])
+    schema = session._jsparkSession.parseDataType(nullable.json())
+    return DataFrame(session._jsparkSession.createDataFrame(session._jvm.java.util.ArrayList(), schema), spark)
 
 
 def _batch_path(sink: FileSink, batch: int) -> str:
