@@ -12,7 +12,7 @@ from typing import Final
 
 from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
-from broker_spark.runtime.workers import collect_less_often
+from broker_spark.runtime.workers import collect_less_often, leave_out_broken_pipes
 
 __all__ = ["bus_of", "check_reachable"]
 
@@ -34,6 +34,7 @@ def bus_of(url: str) -> Bus:
             found.open()
             _open[place] = found
             collect_less_often()
+            leave_out_broken_pipes()
         return found
 
 

@@ -30,7 +30,7 @@ from broker_spark.decode.fields import same_but_for_case, structure_of
 from broker_spark.decode.messages import structure_of_message
 from broker_spark.decode.schema_tree import Structure
 from broker_spark.decode.shipping import packed
-from broker_spark.runtime.workers import collect_less_often
+from broker_spark.runtime.workers import collect_less_often, leave_out_broken_pipes
 
 __all__ = ["PAYLOAD", "REASON", "Decoded", "NoteDead", "PayloadColumn", "codec_of", "decode", "judge", "payload_schema"]
 
@@ -154,6 +154,7 @@ class PayloadColumn:
 
     def __call__(self, values: pyarrow.Array[Any]) -> pyarrow.Array[Any]:
         collect_less_often()
+        leave_out_broken_pipes()
         decode = self._decode
         rows: list[Any] = []
         reasons: list[str | None] = []

@@ -5,12 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import traceback
 from functools import cache
-from typing import Final
+from typing import Any, Final, cast
 
 from pyspark import TaskContext
 
-__all__ = ["collect_less_often", "end_quietly", "freeze_loaded_objects", "switch_threads_faster"]
+__all__ = [
+    "collect_less_often",
+    "end_quietly",
+    "freeze_loaded_objects",
+    "leave_out_broken_pipes",
+    "switch_threads_faster",
+]
 
 _TURN_SECONDS: Final = 0.001
 _YOUNG: Final = 100_000
@@ -48,6 +55,31 @@ def freeze_loaded_objects() -> None:
     if _is_sparks():
         gc.collect()
         gc.freeze()
+
+
+def leave_out_broken_pipes() -> None:
+    """Print no traceback for a connection that Spark closed before a task had sent its rows, in workers only.
+
+    Spark does so behind a limit. PySpark's daemon sends what is left after the task, outside of all code that a task
+    runs, and prints why it cannot before the worker ends.
+    """
+    main = sys.modules.get("__main__")
+    if _forked_by_spark() and not isinstance(getattr(main, "traceback", None), _WithoutBrokenPipes):
+        cast("Any", main).traceback = _WithoutBrokenPipes()
+
+
+class _WithoutBrokenPipes:
+    """The module `traceback` of PySpark's daemon: without the errors of its own flush of a closed connection."""
+
+    def print_exc(self) -> None:
+        error = sys.exception()
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__ if error is not None else None)
+        is_flush = frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "worker"
+        if not (is_flush and isinstance(error, ConnectionError)):
+            traceback.print_exc()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(traceback, name)
 
 
 def end_quietly() -> None:

@@ -38,6 +38,7 @@ PRINTS: Final = {
     "broker/cli/__init__.py": "says which libraries are missing",
     "broker/testing/worker.py": "tells its parent process, in hexadecimal digits",
     "broker_inmem/pytest_plugin.py": "a number that pytest shows",
+    "broker_spark/runtime/workers.py": "what PySpark prints, but for closed connections",
     "broker_streams/stores/locks.py": "writes its lock file, and nothing on a terminal",
 }
 """The only modules that print, and what."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark import TaskContext
@@ -14,6 +17,7 @@ from broker_spark.runtime.workers import (
     collect_less_often,
     end_quietly,
     freeze_loaded_objects,
+    leave_out_broken_pipes,
     switch_threads_faster,
 )
 
@@ -105,3 +109,45 @@ def test_only_a_planner_whose_stream_spark_has_ended_prints_nothing(
     assert redirected == ([2] if quiet else [])
     end_quietly()
     assert redirected == ([2] if quiet else [])
+
+
+def test_only_the_flush_of_a_worker_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave_out_broken_pipes()
+    # As PySpark's daemon: `manager` prints the errors of `worker`, which has called what a task runs before its flush.
+    main: Any = ModuleType("__main__")
+    main.__spec__ = SimpleNamespace(name="pyspark.daemon")
+    code = """
+import traceback
+
+def worker(flush, task):
+    task()
+    flush()
+
+def manager(flush, task):
+    try:
+        worker(flush, task)
+    except BaseException:
+        traceback.print_exc()
+"""
+    exec(code, main.__dict__)  # noqa: S102
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    ours, theirs = socket.socketpair()
+    theirs.close()
+
+    def fails() -> None:
+        raise BrokenPipeError("of the task")
+
+    with ours:
+        flush = partial(ours.sendall, b"rows")
+        main.manager(flush, int)
+        assert "BrokenPipeError: [Errno 32] Broken pipe" in capsys.readouterr().err
+        leave_out_broken_pipes()
+        leave_out_broken_pipes()
+        main.manager(flush, int)
+        assert capsys.readouterr().err == ""
+        main.manager(flush, fails)
+        assert "BrokenPipeError: of the task" in capsys.readouterr().err
+        main.manager(partial(int, "x"), int)
+        assert "ValueError: invalid literal" in capsys.readouterr().err
