@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -207,11 +208,22 @@ def _has_connector(spark: SparkSession) -> bool:
     machine: Any = getattr(spark, "_jvm", None)
     if machine is not None:
         return bool(machine.org.apache.spark.util.Utils.classIsLoadable(_PROVIDER))
+    if spark not in _servers:
+        _servers[spark] = _is_loadable_by_server(spark, _PROVIDER)
+    return _servers[spark]
+
+
+_servers: Final[WeakKeyDictionary[SparkSession, bool]] = WeakKeyDictionary()
+"""Whether the server of a session of Spark Connect has the connector: one question for each session."""
+
+
+def _is_loadable_by_server(spark: SparkSession, name: str) -> bool:
+    """Whether a server of Spark Connect can load a class. The error of a failed read would be in the server's log."""
+    call = "SELECT reflect('org.apache.spark.util.Utils', 'classIsLoadable', :name)"
     try:
-        # A Spark Connect server returns the columns without a broker.
-        nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "topic"}
-        return bool(spark.read.format("kafka").options(**nowhere).load().columns)
+        return spark.sql(call, {"name": name}).collect()[0][0] == "true"
     except AnalysisException:
+        # The server does not permit it.
         return False
 
 

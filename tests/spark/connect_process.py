@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import broker_spark
 from broker.errors import Unsupported
+from broker_spark.kafka_connector import _is_loadable_by_server
 from broker_spark.pipeline import CallSink, Pipeline, Source, run
 from broker_spark.pipeline.inspecting import explain
 from tests.spark.conftest import SETTINGS
@@ -36,6 +37,7 @@ def main(jars: str, url: str, source: str, target: str, kafka: str, topic: str, 
         "the same": broker_spark.session("another") is spark,
         "state": str(spark.conf.get("spark.sql.streaming.stateStore.providerClass")).rpartition(".")[2],
         "batch": broker_spark.read(spark, url=url, topic=source).count(),
+        "missing class": _is_loadable_by_server(spark, "no.such.Provider"),
     }
     # The server's JVM reads the connector's columns, its Python those of our source.
     for connector in ("always", "never", "auto"):

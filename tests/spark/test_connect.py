@@ -27,6 +27,7 @@ class Found(NamedTuple):
     """The output and the rows of one process; a server of Spark Connect takes long to start."""
 
     said: dict[str, Any]
+    log: str
     copies: dict[str, list[bytes]]
     waiting: int | None
     """In the queue."""
@@ -63,7 +64,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         topics = {"broker": (bus, target), "connector": (other, f"{source}.copy"), "spool": (bus, f"{queue}.copy")}
         copies = {name: sorted(body for _, body in log(on, topic)) for name, (on, topic) in topics.items()}
         waiting = bus.admin.lag(queue, "spark").waiting
-    return Found(json.loads(done.stdout.splitlines()[-1]), copies, waiting)
+    return Found(json.loads(done.stdout.splitlines()[-1]), done.stderr, copies, waiting)
 
 
 @pytest.mark.deep
@@ -82,6 +83,7 @@ def test_sources_and_sinks_work_with_spark_connect(found: Found) -> None:
         "the same": True,
         "state": "RocksDBStateStoreProvider",
         "batch": 10,
+        "missing class": False,
         "always": kafka_rows,
         "never": kafka_rows,
         "auto": kafka_rows,
@@ -91,6 +93,8 @@ def test_sources_and_sinks_work_with_spark_connect(found: Found) -> None:
         "run": refusal,
         "explain": refusal,
     }
+    # The question whether the connector is there is no error of the server.
+    assert "no.such.Provider" not in found.log
     assert found.copies["broker"] == sorted([*NUMBERS, b"x0", b"x1"])
 
 
