@@ -18,7 +18,6 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Final, NoReturn
 
 from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs]
@@ -34,17 +33,18 @@ from broker.urls import mask_within
 from broker_spark.checkpoint.topic_ids import TopicIds
 from broker_spark.kafka_connector import pipeline_stream
 from broker_spark.pipeline.backlog import match_positions, unreported_rows
-from broker_spark.pipeline.definition import AVAILABLE_NOW, CallSink, Pipeline, TopicSink, errors_of
+from broker_spark.pipeline.batch import write_letters, write_rows
+from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, errors_of
 from broker_spark.pipeline.frames import counts_of, stream_of
-from broker_spark.pipeline.letters import DeadPlaces, Places, as_dead_letters, origin_of, read_letters
+from broker_spark.pipeline.letters import DeadPlaces, Places, origin_of
 from broker_spark.pipeline.preflight import check_rows, check_topics, try_sinks
-from broker_spark.pipeline.writing import claim, clear, write
+from broker_spark.pipeline.writing import claim
 from broker_spark.progress import behind, offsets_of
 from broker_spark.runtime.hadoop import path_errors_as, protect_directory
 from broker_spark.runtime.spark_errors import as_batch_error, broker_error_in, interrupted, plan_errors_as
 from broker_spark.session import register, session
 
-__all__ = ["BatchReport", "Run", "build_stream", "run"]
+__all__ = ["BatchReport", "Run", "build_stream", "check_classic", "dead_places", "run", "session_for"]
 
 _POLL_SECONDS: Final = 0.2
 """How often a query is polled."""
@@ -106,7 +106,7 @@ def run(
     """
     started = Run(pipeline, on_batch)
     with _stopped_by_signals(started.stop):
-        own_session = _session_for(pipeline, spark)
+        own_session = session_for(pipeline, spark)
         # Again: a new session installs PySpark's own SIGINT handler, which cancels all jobs.
         with _stopped_by_signals(started.stop):
             return started.execute_in(own_session)
@@ -156,12 +156,12 @@ class Run:
             outside.
         :raises BrokerError, StreamingQueryException: a batch failed; committed batches stay.
         """
-        return self.execute_in(_session_for(self._pipeline, spark))
+        return self.execute_in(session_for(self._pipeline, spark))
 
     def execute_in(self, spark: SparkSession) -> int:
         """`execute` in a session with `format("broker")`."""
         pipeline = self._pipeline
-        _check_classic(spark)
+        check_classic(spark)
         _check_name_is_free(spark, pipeline.name)
         topic_ids = TopicIds(spark, pipeline.checkpoint)
         topic_ids.load()
@@ -289,44 +289,13 @@ class Run:
             places.value = {}
         try:
             self._recheck_topics()
-            written = self._write_rows(frame, batch)
-            self._write_letters(frame.sparkSession, batch, again)
+            written = write_rows(pipeline, frame, batch, self._query_id)
+            places = {name: each.value for name, each in self._dead_places.items()}
+            write_letters(pipeline, frame.sparkSession, places, batch, self._query_id, again=again)
         finally:
             # Also after an error: a recreated topic may have caused it.
             self._recheck_topics()
         return written
-
-    def _write_rows(self, frame: DataFrame, batch: int) -> dict[str, int]:
-        pipeline = self._pipeline
-        # A function may read its rows several times.
-        keeps = len(pipeline.sinks) > 1 or any(isinstance(sink, CallSink) for sink in pipeline.sinks.values())
-        kept = frame.persist() if keeps else frame
-        written: dict[str, int] = {}
-        try:
-            for name, sink in pipeline.sinks.items():
-                rows = kept.where(sink.where) if sink.where else kept
-                written[name] = write(pipeline, name, sink, rows, batch, self._query_id)
-        finally:
-            if keeps:
-                kept.unpersist()
-        return written
-
-    def _write_letters(self, spark: SparkSession, batch: int, again: bool) -> None:
-        pipeline, sink = self._pipeline, self._pipeline.dead_letters
-        if sink is None:
-            return
-        found = [
-            read_letters(pipeline, spark, name, places.value, batch)
-            for name, places in self._dead_places.items()
-            if places.value
-        ]
-        if not found:
-            if again:
-                clear(sink, spark, batch)
-            return
-        dead = reduce(DataFrame.unionByName, found)
-        letters = as_dead_letters(dead, pipeline.name) if isinstance(sink, TopicSink) else dead
-        write(pipeline, "dead_letters", sink, letters, batch, self._query_id)
 
     def _recheck_topics(self) -> None:
         if self._topic_ids is not None:
@@ -379,7 +348,8 @@ class Run:
                 logger.exception("on_batch failed for batch %d of %s", report.batch, report.pipeline)
 
 
-def _session_for(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession:
+def session_for(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession:
+    """The session of a run: the given one, the active one, or a new one with the settings of the pipeline."""
     if spark is not None:
         return register(spark)
     return session(pipeline.name, master=pipeline.master, config=pipeline.config)
@@ -398,7 +368,7 @@ def build_stream(
     :raises ConfigurationError: transform or SQL cannot be used, or a sink cannot take the rows.
     :raises Unsupported: the session is one of Spark Connect.
     """
-    _check_classic(spark)
+    check_classic(spark)
     writes_topics = any(isinstance(sink, TopicSink) for sink in pipeline.sinks.values())
     # The ids of messages have the numbers of their tasks.
     unless = "a sink is a topic, and the connector may give tasks other numbers when a batch runs again"
@@ -425,7 +395,7 @@ def dead_places(pipeline: Pipeline, spark: SparkSession) -> dict[str, Accumulato
     }
 
 
-def _check_classic(spark: SparkSession) -> None:
+def check_classic(spark: SparkSession) -> None:
     """:raises Unsupported: the session is one of Spark Connect."""
     if not hasattr(spark, "_jvm"):
         # Spark Connect would run the batches in the server, without the state of this process.
