@@ -1,4 +1,4 @@
-"""`broker pipeline`: run, inspect and explain Spark pipelines declared in TOML files.
+"""`broker pipeline`: run, inspect and try Spark pipelines declared in TOML files.
 
 Spark is imported only when one of these commands runs. Ctrl-C or SIGTERM stops a run after the current batch, and the
 exit code is 130 or 0. A second one stops it at once, with 130 or 143.
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -23,7 +23,7 @@ from broker.hooks import logger
 
 __all__ = ["app"]
 
-app = new_app("pipeline", "Run, inspect and explain Spark pipelines.")
+app = new_app("pipeline", "Run, inspect and try Spark pipelines.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file of the pipeline.", show_default=False)]
 
@@ -130,6 +130,75 @@ async def explain(
     show_table(("PART", "WHAT"), parts)
     if plan:
         print_lines(f"\n{plan}")
+
+
+@command(app, "dry-run", connect=False)
+async def dry_run(
+    session: Session,
+    file: File,
+    *,
+    rows: Annotated[int, typer.Option(help="Rows to read of each source.", min=1)] = 20,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="POSITION", help="Read from here on: earliest, a time or offsets. [default: the newest]"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a pipeline makes of a few rows, and its plan. Writes nothing."""
+    pipeline = _pipeline(session, file)
+    made = _spark("session").session(pipeline.name, master=pipeline.master, config=pipeline.config)
+    found: Any = await asyncio.to_thread(
+        _spark("pipeline.sampling").sample, pipeline, rows=rows, start=start, spark=made
+    )
+    inspecting = _spark("pipeline.inspecting")
+    parts, plan = inspecting.parts(pipeline), inspecting.explain(pipeline, made)
+    out = [{name: _plain(value) for name, value in zip(found.columns, row, strict=True)} for row in found.rows]
+    dead: list[Any] = [_plain(row) for row in found.dead]
+    if as_json:
+        session.answer(
+            {
+                "rows_in": dict(found.rows_in),
+                "rows_out": dict(found.rows_out),
+                "rows": out,
+                "dead": dead,
+                "parts": dict(parts),
+                "plan": plan,
+            },
+            "",
+        )
+        return
+    counts = [(f"sources.{name}", count) for name, count in found.rows_in.items()]
+    counts += [(f"sinks.{name}", count) for name, count in found.rows_out.items()]
+    show_table(("PART", "ROWS"), [*counts, ("dead_letters", len(dead))])
+    if out:
+        print_line("")
+        show_table([name.upper() for name in found.columns], [[_cell(each) for each in row.values()] for row in out])
+    if dead:
+        print_line("")
+        shown = ("topic", "partition", "offset", "reason", "value")
+        show_table([name.upper() for name in shown], [[row[name] for name in shown] for row in dead])
+    print_line("")
+    show_table(("PART", "WHAT"), parts)
+    print_lines(f"\n{plan}")
+
+
+def _plain(value: Any) -> Any:
+    """A value of a row for JSON and for people: bytes as text."""
+    as_dict = getattr(value, "asDict", None)
+    if as_dict is not None:
+        value = as_dict()
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in cast("list[Any]", value)]
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes | bytearray) else value
+
+
+def _cell(value: Any) -> Any:
+    """A plain value in a table."""
+    return json_text(cast("Any", value)) if isinstance(value, dict | list) else value
 
 
 def _spark(module: str) -> Any:

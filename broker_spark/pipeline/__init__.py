@@ -1,13 +1,15 @@
 """Pipelines: topics in, typed rows through a transform, rows out into topics, files and tables.
 
 Read `docs/pipelines.md`. `definition` has the parts of a pipeline, `toml_file` reads them from a file. `running` runs a
-pipeline: `frames` builds its stream, `preflight` checks the sinks, `writing` claims files and tables and writes a
-batch. `inspecting` reports plan and progress; `backlog` counts rows that Spark's progress does not report.
+pipeline: `frames` builds its stream, `preflight` checks the sinks, `writing` claims files and tables and writes one
+sink, `batch` writes all of them. `inspecting` reports plan and progress; `backlog` counts rows that Spark's progress
+does not report. `sampling` tries a few rows; `log_ranges` has what it reads.
 """
 
 from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink
 from broker_spark.pipeline.frames import Frames, frames_of
 from broker_spark.pipeline.running import BatchReport, Run, run
+from broker_spark.pipeline.sampling import Sample, sample
 
 __all__ = [
     "BatchReport",
@@ -16,10 +18,12 @@ __all__ = [
     "Frames",
     "Pipeline",
     "Run",
+    "Sample",
     "Sink",
     "Source",
     "TableSink",
     "TopicSink",
     "frames_of",
     "run",
+    "sample",
 ]
