@@ -1,4 +1,4 @@
-"""`broker pipeline`: run, inspect and try Spark pipelines declared in TOML files.
+"""`broker pipeline`: run, inspect, try and replay Spark pipelines declared in TOML files.
 
 Spark is imported only when one of these commands runs. Ctrl-C or SIGTERM stops a run after the current batch, and the
 exit code is 130 or 0. A second one stops it at once, with 130 or 143.
@@ -23,7 +23,10 @@ from broker.hooks import logger
 
 __all__ = ["app"]
 
-app = new_app("pipeline", "Run, inspect and try Spark pipelines.")
+_TICK_SECONDS = 0.5
+"""How often the progress of a replay is drawn."""
+
+app = new_app("pipeline", "Run, inspect, try and replay Spark pipelines.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file of the pipeline.", show_default=False)]
 
@@ -184,6 +187,53 @@ async def dry_run(
     print_lines(f"\n{plan}")
 
 
+@command(app, "replay", connect=False)
+async def replay(
+    session: Session,
+    file: File,
+    *,
+    start: Annotated[
+        str, typer.Option("--from", metavar="POSITION", help="Where to start: earliest, a time or offsets.")
+    ],
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="POSITION",
+            help="Where to end: latest, a time or offsets. [default: where the next batch of the pipeline begins]",
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="A name for this replay; its files and tables are called after it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Process a range of the topics again, into places of its own."""
+    module = _spark("pipeline.replaying")
+    pipeline = _pipeline(session, file)
+    made = _spark("session").session(pipeline.name, master=pipeline.master, config=pipeline.config)
+    planned: Any = await asyncio.to_thread(module.Replay, pipeline, made, name=name, start=start, end=end)
+    if not as_json:
+        ranges = [each for found in planned.ranges.values() for each in found]
+        rows = [(f"{each.topic}[{each.partition}]", each.start, each.stop, each.stop - each.start) for each in ranges]
+        show_table(("PARTITION", "FROM", "TO", "OFFSETS"), rows)
+        sinks = planned.pipeline.all_sinks()
+        targets = [each for each in _spark("pipeline.inspecting").parts(planned.pipeline) if each[0] in sinks]
+        show_table(("SINK", "WHAT"), targets)
+    with _Display(session, f"{pipeline.name}, replay {name}") as display:
+        work = asyncio.ensure_future(asyncio.to_thread(planned.execute))
+        try:
+            while not work.done():
+                await asyncio.wait((work,), timeout=_TICK_SECONDS)
+                if session.interactive:
+                    display.advance(*planned.progress())
+        except asyncio.CancelledError:
+            planned.stop()
+            session.note(f"broker: replay {name} stops; run it again under its name to replace what it wrote")
+            await asyncio.wait((work,))
+            work.exception()
+            raise
+        display.show(work.result())
+
+
 def _plain(value: Any) -> Any:
     """A value of a row for JSON and for people: bytes as text."""
     as_dict = getattr(value, "asDict", None)
@@ -280,6 +330,11 @@ class _Display:
             self._line(str(report))
             if self._progress is not None:
                 self._progress.update(self._task, completed=self._done, total=self._done + report.lag)
+
+    def advance(self, done: int, total: int) -> None:
+        """Draw how many tasks are done."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, total=total or None)
 
     def _warn(self, text: str) -> None:
         as_json = self._session.as_json

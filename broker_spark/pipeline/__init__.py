@@ -3,11 +3,12 @@
 Read `docs/pipelines.md`. `definition` has the parts of a pipeline, `toml_file` reads them from a file. `running` runs a
 pipeline: `frames` builds its stream, `preflight` checks the sinks, `writing` claims files and tables and writes one
 sink, `batch` writes all of them. `inspecting` reports plan and progress; `backlog` counts rows that Spark's progress
-does not report. `sampling` tries a few rows; `log_ranges` has what it reads.
+does not report. `sampling` tries a few rows, `replaying` processes a range again; `log_ranges` has what they read.
 """
 
 from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink
 from broker_spark.pipeline.frames import Frames, frames_of
+from broker_spark.pipeline.replaying import Replay, replay
 from broker_spark.pipeline.running import BatchReport, Run, run
 from broker_spark.pipeline.sampling import Sample, sample
 
@@ -17,6 +18,7 @@ __all__ = [
     "FileSink",
     "Frames",
     "Pipeline",
+    "Replay",
     "Run",
     "Sample",
     "Sink",
@@ -24,6 +26,7 @@ __all__ = [
     "TableSink",
     "TopicSink",
     "frames_of",
+    "replay",
     "run",
     "sample",
 ]

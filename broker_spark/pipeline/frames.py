@@ -5,13 +5,13 @@ A stream has only the rows for the sinks, and notes the places of dead rows; `le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pyspark import Accumulator
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from pyspark.sql.types import StructType
 
@@ -21,7 +21,7 @@ from broker_spark.pipeline.definition import Pipeline, errors_of
 from broker_spark.pipeline.letters import complete, note_dead, origin_of
 from broker_spark.runtime.spark_errors import plan_errors_as
 
-__all__ = ["Frames", "counts_of", "frames_of", "stream_of"]
+__all__ = ["Frames", "counts_of", "counts_of_batch", "frames_of", "stream_of"]
 
 _METRICS: Final = "rows_of_"
 """Prefix of the metrics of each source."""
@@ -64,16 +64,21 @@ def frames_of(pipeline: Pipeline, sources: Mapping[str, DataFrame]) -> Frames:
 
 
 def stream_of(
-    pipeline: Pipeline, sources: Mapping[str, DataFrame], places: Mapping[str, Accumulator[Any]]
+    pipeline: Pipeline,
+    sources: Mapping[str, DataFrame],
+    places: Mapping[str, Accumulator[Any]],
+    counts: Mapping[str, Observation] | None = None,
 ) -> DataFrame:
-    """The rows for the sinks, of streams, whose rows are counted.
+    """The rows for the sinks, read once; the rows of each source are counted.
 
     :param sources: by name, with the columns of `origin_of` besides their own.
     :param places: by name, for sources with `decode`: where the places of dead rows are noted.
+    :param counts: by name: the counts of a batch; None for a stream, whose progress has them.
     """
     frames: dict[str, DataFrame] = {}
     for name, source in pipeline.sources.items():
-        metric, rows = f"{_METRICS}{name}", F.count(F.lit(1)).alias(_ROWS)
+        metric = f"{_METRICS}{name}" if counts is None else counts[name]
+        rows = F.count(F.lit(1)).alias(_ROWS)
         if source.decode is None:
             frames[name] = sources[name].observe(metric, rows)
             continue
@@ -91,6 +96,17 @@ def counts_of(progress: Any) -> tuple[int, int]:
     """The rows that a batch has read, and those of them that did not decode, by the progress of its query."""
     observed: Mapping[str, Any] = progress["observedMetrics"] or {}
     rows = [row for name, row in observed.items() if name.startswith(_METRICS)]
+    return sum(int(row[_ROWS]) for row in rows), sum(int(row[_DEAD]) for row in rows if _DEAD in row)
+
+
+def counts_of_batch(spark: SparkSession, counts: Iterable[Observation]) -> tuple[int, int]:
+    """The same of a batch that was written. A source that the transform does not use was not read."""
+    # Spark reports counts by events, which are in order: after those of a last job, all others have arrived.
+    last = Observation()
+    spark.range(1).observe(last, F.count(F.lit(1)).alias(_ROWS)).collect()
+    assert last.get
+    read: list[Any] = [cast("Any", each) for each in counts]
+    rows = [each.get for each in read if each._jo.future().isCompleted()]
     return sum(int(row[_ROWS]) for row in rows), sum(int(row[_DEAD]) for row in rows if _DEAD in row)
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "complete",
     "note_dead",
     "origin_of",
+    "read_in_tasks",
     "read_letters",
 ]
 
@@ -103,7 +104,7 @@ def read_letters(pipeline: Pipeline, spark: SparkSession, name: str, places: Pla
         options = replace(options, columns=COLUMNS)
         parts = _ranges(options, places)
         read = partial(read_range, options)
-    frame = _read_in_tasks(spark, parts, read, spark_schema(options.columns))
+    frame = read_in_tasks(spark, parts, read, spark_schema(options.columns))
     judged = judge(frame, pipeline.sources[name].decode)
     return complete(judged.where(F.col(REASON).isNotNull()), options.topics)
 
@@ -137,7 +138,7 @@ def _read_segment(options: SourceOptions, segment: Segment) -> Iterator[pyarrow.
     return segments.read(open_files(options.spool), mask_within(options.spool), segment, options.columns)
 
 
-def _read_in_tasks(
+def read_in_tasks(
     spark: SparkSession, parts: Sequence[Any], read: Callable[[Any], Iterator[pyarrow.RecordBatch]], schema: StructType
 ) -> DataFrame:
     """The rows of each part, read in a task of its own."""
@@ -147,7 +148,8 @@ def _read_in_tasks(
             for number in cast("Any", batch).column(0).to_pylist():
                 yield from read(parts[number])
 
-    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(cast("Any", in_task), schema)
+    # Without parts there is one task without rows.
+    return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(cast("Any", in_task), schema)
 
 
 def complete(dead: DataFrame, topics: Sequence[str]) -> DataFrame:
