@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -17,10 +17,11 @@ from broker.errors import ConfigurationError
 from broker.urls import mask_within
 from broker_spark.checkpoint.checkpoint_log import CheckpointLog
 from broker_spark.common.connections import bus_of
-from broker_spark.common.files import NEXT, replace_file
+from broker_spark.common.files import NEXT
 from broker_spark.common.json_state import parse_object
 from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets, TopicOffsets
 from broker_spark.common.options import SourceOptions
+from broker_spark.common.spark_files import replace_bytes
 from broker_spark.common.topics import check_start, identities_of
 from broker_spark.runtime.hadoop import find_path, path_errors_as, read_bytes
 
@@ -140,7 +141,7 @@ class TopicIds:
         """Store the ids of the checked sources, if they changed."""
         if self._now and (ids := {**self._saved, **self._now}) != self._saved:
             with path_errors_as("checkpoint", self._checkpoint):
-                _write(*self._place, ids)
+                replace_bytes(*self._place, json.dumps(ids).encode())
 
 
 def _ids(kept: Mapping[str, Any]) -> set[str | None]:
@@ -156,26 +157,3 @@ def _read(path: Any, files: Any) -> dict[str, Any]:
         if files.exists(each):
             return parse_object(read_bytes(each, files), f"The file {mask_within(str(each))}", _ADVICE)
     return {}
-
-
-def _write(path: Any, files: Any, ids: dict[str, Any]) -> None:
-    """Replace the file. A process that ends in between leaves one of the two."""
-    half = path.suffix(".half")
-    stream = files.create(half, True)
-    try:
-        stream.write(bytearray(json.dumps(ids).encode()))
-    finally:
-        stream.close()
-    replace_file(
-        half,
-        path,
-        path.suffix(NEXT),
-        is_there=files.exists,
-        move=partial(_rename, files),
-        delete=lambda each: files.delete(each, False),
-    )
-
-
-def _rename(files: Any, old: Any, new: Any) -> None:
-    if not files.rename(old, new):
-        raise OSError(f"{old} could not be renamed to {new}")

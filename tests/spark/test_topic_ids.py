@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker.errors import ConfigurationError
-from broker_spark.checkpoint.topic_ids import _read, _write
+from broker_spark.checkpoint.topic_ids import _read
+from broker_spark.common.spark_files import replace_bytes
 from broker_spark.runtime.hadoop import find_path
 
 CHANGES = frozenset({"create", "delete", "rename"})
@@ -38,21 +40,25 @@ class Dying:
         return not self._files.exists(new) and bool(self._files.rename(old, new))
 
 
+def write(path: Any, files: Any, ids: dict[str, Any]) -> None:
+    replace_bytes(path, files, json.dumps(ids).encode())
+
+
 def test_a_driver_that_ends_leaves_the_old_or_the_new_file(spark: SparkSession, tmp_path: Path) -> None:
     old, new, last = ({"orders": {"version": number}} for number in range(3))
     deaths = 0
     for changes in range(20):
         path, files = find_path(spark, f"{tmp_path}/{changes}/anybroker-topics.json")
         assert _read(path, files) == {}
-        _write(path, Dying(files, 100), old)
+        write(path, Dying(files, 100), old)
         dying = Dying(files, changes)
         try:
-            _write(path, dying, new)
+            write(path, dying, new)
         except Died:
             deaths += 1
         assert _read(path, files) in (old, new)
         # The next driver starts with what is left.
-        _write(path, Dying(files, 100), last)
+        write(path, Dying(files, 100), last)
         assert _read(path, files) == last
         assert [each.name for each in (tmp_path / str(changes)).glob("[!.]*")] == ["anybroker-topics.json"]
         if dying.left >= 0:
@@ -68,7 +74,7 @@ def test_a_rename_that_is_refused_is_an_error(spark: SparkSession, tmp_path: Pat
             return False
 
     with pytest.raises(OSError, match=r"could not be renamed to .*anybroker-topics\.json"):
-        _write(path, Refusing(files, 100), {})
+        write(path, Refusing(files, 100), {})
 
 
 @pytest.mark.parametrize(
