@@ -1,4 +1,4 @@
-"""The lag of a query, computed from its progress. Pure."""
+"""The lag and the late rows of a query, computed from its progress. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 from broker_spark.common.admission import backlog
 from broker_spark.common.offsets import Offsets, TopicOffsets
 
-__all__ = ["behind", "lag", "offsets_of"]
+__all__ = ["behind", "lag", "late_rows", "offsets_of"]
 
 
 def lag(progress: Any) -> dict[str, dict[int, int]]:
@@ -46,6 +46,14 @@ def behind(progress: Any, owners: Sequence[Hashable | None] | None = None) -> in
         backlog({span.topic: span.starts}, {span.topic: span.ends}, shared=span.shared)[span.topic]
         for span in _spans(progress, owners)
     )
+
+
+def late_rows(progress: Any) -> int:
+    """The rows that aggregates, joins and other state dropped in a batch, because they were behind the watermark.
+
+    Spark counts the rows of an aggregate after it has combined those of a task by key.
+    """
+    return sum(int(each["numRowsDroppedByWatermark"]) for each in progress["stateOperators"])
 
 
 @dataclass(frozen=True, slots=True)

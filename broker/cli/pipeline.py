@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Self, cast
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from broker.cli.health import ProbeServer, parse_address, probe
 from broker.cli.output import json_text, print_above, print_line, print_lines, progress_console, show_table
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.errors import ConfigurationError, MissingClient
@@ -32,16 +34,37 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file of the
 
 
 @command(app, "run", connect=False)
-async def run(session: Session, file: File, *, as_json: AsJson = False) -> None:
+async def run(
+    session: Session,
+    file: File,
+    *,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="[HOST:]PORT", help="Serve /health and /metrics at this address; port 0 is any free one."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Run a pipeline.
 
     It ends when it is interrupted or, with the trigger "available-now", when it has read its input.
     """
+    address = None if listen is None else parse_address(listen)
     module = _spark("pipeline")
     pipeline = _pipeline(session, file)
+    metrics = module.BatchMetrics()
     session.serves = True
-    with _Display(session, pipeline.name) as display:
-        under_way = module.Run(pipeline, display.show)
+    async with AsyncExitStack() as stack:
+        display = stack.enter_context(_Display(session, pipeline.name))
+
+        def report(batch: Any) -> None:
+            metrics(batch)
+            display.show(batch)
+
+        under_way = module.Run(pipeline, report)
+        if address is not None:
+            pages = {"/health": probe(under_way.trouble), "/metrics": lambda: (200, metrics.text())}
+            server = await stack.enter_async_context(ProbeServer(*address, pages))
+            session.note(f"Health and metrics are at {server.url}")
         work = asyncio.ensure_future(asyncio.to_thread(under_way.execute))
         try:
             batches = await asyncio.shield(work)
@@ -322,6 +345,8 @@ class _Display:
                 "rows_in": report.rows_in,
                 "rows_out": dict(report.rows_out),
                 "dead": report.dead,
+                "failed": dict(report.failed),
+                "late": report.late,
                 "lag": report.lag,
                 "seconds": report.seconds,
             }

@@ -5,50 +5,99 @@ Writing the same batch of a query again replaces what it wrote, or publishes the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_spark.pipeline.definition import CallSink, Pipeline, TopicSink
+from broker_spark.pipeline.batch_ranges import BatchRanges
+from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TopicSink
+from broker_spark.pipeline.expectations import dead_partitions
 from broker_spark.pipeline.letters import Places, as_dead_letters, read_letters
+from broker_spark.pipeline.lineage import write_lineage
 from broker_spark.pipeline.writing import clear, write
 
-__all__ = ["write_letters", "write_rows"]
+__all__ = ["Batch"]
 
 
-def write_rows(pipeline: Pipeline, frame: DataFrame, batch: int, query: str) -> dict[str, int]:
-    """Write the rows into all sinks; how many, by sink. A batch for one sink is read by the job that writes it."""
-    # A function may read its rows several times.
-    keeps = len(pipeline.sinks) > 1 or any(isinstance(sink, CallSink) for sink in pipeline.sinks.values())
-    kept = frame.persist() if keeps else frame
-    written: dict[str, int] = {}
-    try:
-        for name, sink in pipeline.sinks.items():
-            rows = kept.where(sink.where) if sink.where else kept
-            written[name] = write(pipeline, name, sink, rows, batch, query)
-    finally:
-        if keeps:
-            kept.unpersist()
-    return written
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch to write.
 
-
-def write_letters(
-    pipeline: Pipeline, spark: SparkSession, places: Mapping[str, Places], batch: int, query: str, *, again: bool
-) -> None:
-    """Write the rows that did not decode.
-
-    :param places: where they are, by source.
-    :param again: an earlier attempt may have written letters of this batch.
+    :ivar query: the id of the query or replay that owns the sinks.
+    :ivar ranges: what it reads.
     """
-    sink = pipeline.dead_letters
-    if sink is None:
-        return
-    found = [read_letters(pipeline, spark, name, each, batch) for name, each in places.items() if each]
-    if not found:
-        if again:
-            clear(sink, spark, batch)
-        return
-    dead = reduce(DataFrame.unionByName, found)
-    letters = as_dead_letters(dead, pipeline.name) if isinstance(sink, TopicSink) else dead
-    write(pipeline, "dead_letters", sink, letters, batch, query)
+
+    pipeline: Pipeline
+    number: int
+    query: str
+    ranges: Callable[[], BatchRanges]
+
+    def write_rows(self, frame: DataFrame) -> dict[str, int]:
+        """Write the rows into all sinks; how many, by sink. A batch for one sink is read by the job that writes it."""
+        sinks = self.pipeline.sinks
+        # A function may read its rows several times.
+        keeps = len(sinks) > 1 or any(isinstance(sink, CallSink) for sink in sinks.values())
+        kept = frame.persist() if keeps else frame
+        written: dict[str, int] = {}
+        try:
+            for name, sink in sinks.items():
+                rows = kept.where(sink.where) if sink.where else kept
+                written[name] = self._write(name, sink, rows)
+        finally:
+            if keeps:
+                kept.unpersist()
+        return written
+
+    def write_letters(
+        self,
+        spark: SparkSession,
+        noted: Mapping[str, Places],
+        metrics: Mapping[str, Mapping[str, Any]],
+        *,
+        again: bool,
+    ) -> None:
+        """Write the rows that did not decode, or failed an expectation with the action "dead".
+
+        :param noted: where rows did not decode, by source.
+        :param metrics: the observed metrics of the sources.
+        :param again: an earlier attempt may have written letters of this batch.
+        """
+        pipeline, sink = self.pipeline, self.pipeline.dead_letters
+        if sink is None:
+            return
+        found = [
+            read_letters(pipeline, spark, name, places, self.ranges)
+            for name in pipeline.sources
+            if (places := self._places(name, noted.get(name, {}), metrics.get(name, {})))
+        ]
+        if not found:
+            if again:
+                clear(sink, spark, self.number)
+            return
+        dead = reduce(DataFrame.unionByName, found)
+        letters = as_dead_letters(dead, pipeline.name) if isinstance(sink, TopicSink) else dead
+        self._write("dead_letters", sink, letters)
+
+    def _write(self, name: str, sink: Sink, rows: DataFrame) -> int:
+        written = write(self.pipeline, name, sink, rows, self.number, self.query)
+        if written and isinstance(sink, FileSink):
+            names = {"pipeline": self.pipeline.name, "query": self.query}
+            write_lineage(sink, rows.sparkSession, self.number, self.ranges(), rows=written, **names)
+        return written
+
+    def _places(self, name: str, noted: Places, metrics: Mapping[str, Any]) -> Places:
+        """The places of the dead rows of a source: as its decoder noted them, and whole partitions by expectations."""
+        failed = dead_partitions(metrics)
+        if not failed:
+            return noted
+        if self.pipeline.parsed_options(name).subscription is not None:
+            return {**noted, **dict.fromkeys(failed, (0, 0))}
+        whole = {
+            (each.topic, each.partition): (each.first, each.end - 1)
+            for each in self.ranges().offsets
+            if each.source == name
+        }
+        return {**noted, **{place: whole[place] for place in failed}}

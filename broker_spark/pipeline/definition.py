@@ -29,6 +29,7 @@ from broker_spark.common.options import (
 )
 from broker_spark.common.schema import nearest
 from broker_spark.decode.decoding import PAYLOAD, payload_schema
+from broker_spark.pipeline.expectations import Expect, check_expectation, writes_letters
 from broker_spark.sink.sink import SinkOptions
 
 __all__ = [
@@ -103,12 +104,19 @@ class Source:
     :ivar url: its broker; None uses that of the pipeline.
     :ivar options: other options of `format("broker")`, such as `maxRows`, and `connector` of
         `broker_spark.read_stream`.
+    :ivar expect: what its rows should fulfil after decode, by name.
     """
 
     topic: str = ""
     decode: Any = None
     url: str | None = field(default=None, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    expect: Mapping[str, Expect] = field(default_factory=dict[str, Expect])
+
+    @property
+    def writes_letters(self) -> bool:
+        """Whether some rows of it may become dead letters."""
+        return self.decode is not None or writes_letters(self.expect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +184,8 @@ class Pipeline:
     :ivar checkpoint: a directory that the driver and all executors see, for the pipeline's positions.
     :ivar transform: called once, when the stream is created; None leaves the rows unchanged.
     :ivar sql: instead of `transform`: a query on the names of the sources.
-    :ivar dead_letters: the sink for rows that do not decode; required with `decode`.
+    :ivar dead_letters: the sink for rows that do not decode, or fail an expectation with the action "dead"; required
+        with either.
     :ivar url: the broker of all parts without one; None uses BROKER_URL.
     :ivar trigger: "" starts the next batch at once, "10 seconds" in this interval; "available-now" ends when everything
         that was there at the start is read.
@@ -238,6 +247,7 @@ class Pipeline:
                             "It has decode, but the pipeline has no dead_letters",
                             advice="Give dead_letters a topic, a path or a table, for rows that do not decode",
                         )
+            self._check_expectations(name, source.expect)
         columns = self.known_columns()
         for name, sink in self.all_sinks().items():
             with errors_of(name):
@@ -298,6 +308,18 @@ class Pipeline:
         for name, value, kind, takes in parts:
             if not isinstance(value, kind):
                 _wrong(name, value, takes)
+
+    def _check_expectations(self, source: str, expect: Any) -> None:
+        if not isinstance(expect, Mapping):
+            _wrong(f"sources.{source}.expect", expect, "Expects by name")
+        for name, each in cast("Mapping[Any, Any]", expect).items():
+            with errors_of(f"sources.{source}.expect.{name}"):
+                check_expectation(name, each)
+                if each.action == "dead" and self.dead_letters is None:
+                    raise ConfigurationError(
+                        "action is 'dead', but the pipeline has no dead_letters",
+                        advice="Give dead_letters a topic, a path or a table; or use the action count or drop",
+                    )
 
     def _check_transform(self, transform: Any) -> None:
         if not callable(transform):
@@ -394,12 +416,12 @@ class Pipeline:
                 )
         for name, source in self.sources.items():
             options = self.parsed_options(name)
-            if source.decode is not None and "topic" not in options.columns and len(options.topics) != 1:
+            if source.writes_letters and "topic" not in options.columns and len(options.topics) != 1:
                 raise ConfigurationError(
                     f"sources.{name}: Option columns has no topic, and a dead letter needs the topic of its row",
                     advice="Add topic to the columns, or read one topic, or send the letters to files",
                 )
-            if source.decode is None or options.url != url:
+            if not source.writes_letters or options.url != url:
                 continue
             if topic in options.topics if options.pattern is None else re.fullmatch(options.pattern, topic):
                 raise ConfigurationError(

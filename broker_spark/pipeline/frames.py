@@ -1,27 +1,47 @@
-"""Builds the frames of a pipeline: transformed rows, and rows that did not decode. Batch and streaming; runs nothing.
+"""Builds the frames of a pipeline: transformed rows, and dead rows. Batch and streaming; runs nothing.
 
 A stream has only the rows for the sinks, and notes the places of dead rows; `letters` reads these again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pyspark import Accumulator
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from pyspark.sql.types import StructType
 
 from broker.errors import ConfigurationError
-from broker_spark.decode.decoding import PAYLOAD, REASON, decode, judge
-from broker_spark.pipeline.definition import Pipeline, errors_of
+from broker_spark.common.options import SourceOptions
+from broker_spark.decode.decoding import PAYLOAD, REASON, judge
+from broker_spark.pipeline.definition import Pipeline, Source, errors_of
+from broker_spark.pipeline.expectations import (
+    check_condition,
+    failure_metrics,
+    failures_in,
+    judge_expectations,
+    partition_metrics,
+    passed,
+    without_judgement,
+)
 from broker_spark.pipeline.letters import complete, note_dead, origin_of
 from broker_spark.runtime.spark_errors import plan_errors_as
 
-__all__ = ["Frames", "counts_of", "counts_of_batch", "frames_of", "stream_of"]
+__all__ = [
+    "Counts",
+    "Frames",
+    "counts_of",
+    "frames_of",
+    "metrics_in_progress",
+    "metrics_of_batch",
+    "metrics_of_running_batch",
+    "stream_of",
+]
 
 _METRICS: Final = "rows_of_"
 """Prefix of the metrics of each source."""
@@ -34,7 +54,8 @@ class Frames:
     """The rows that a pipeline produces.
 
     :ivar out: the rows for the sinks.
-    :ivar dead: the rows that did not decode: every column of a source, and `reason`; None if no source has `decode`.
+    :ivar dead: the rows that did not decode, or failed an expectation with the action "dead": every column of a source,
+        and `reason`; None if no source can have such rows.
     """
 
     out: DataFrame
@@ -54,12 +75,15 @@ def frames_of(pipeline: Pipeline, sources: Mapping[str, DataFrame]) -> Frames:
     frames: dict[str, DataFrame] = {}
     dead: list[DataFrame] = []
     for name, source in pipeline.sources.items():
-        frames[name] = sources[name]
+        frame = sources[name]
         if source.decode is not None:
             with errors_of(f"sources.{name}"):
-                halves = decode(sources[name], source.decode)
-            frames[name] = halves.rows
-            dead.append(complete(halves.dead, pipeline.parsed_options(name).topics))
+                frame = judge(frame, source.decode)
+        judged = _judged(name, source, frame, _after_decode(source, frame))
+        frames[name] = _after_decode(source, _passed(source, judged))
+        if source.writes_letters:
+            letters = judged.where(F.col(REASON).isNotNull())
+            dead.append(complete(letters, pipeline.parsed_options(name).topics))
     return Frames(_transformed(pipeline, frames), reduce(DataFrame.unionByName, dead) if dead else None)
 
 
@@ -77,37 +101,122 @@ def stream_of(
     """
     frames: dict[str, DataFrame] = {}
     for name, source in pipeline.sources.items():
-        metric = f"{_METRICS}{name}" if counts is None else counts[name]
-        rows = F.count(F.lit(1)).alias(_ROWS)
-        if source.decode is None:
-            frames[name] = sources[name].observe(metric, rows)
-            continue
-        options = pipeline.parsed_options(name)
-        with errors_of(f"sources.{name}"):
-            judged = judge(sources[name], source.decode, origin_of(options), partial(note_dead, places=places[name]))
-        is_dead = F.col(REASON).isNotNull()
+        frame, options = sources[name], pipeline.parsed_options(name)
+        columns: Sequence[str] = options.columns
+        if source.decode is not None:
+            with errors_of(f"sources.{name}"):
+                frame = judge(frame, source.decode, origin_of(options), partial(note_dead, places=places[name]))
+            columns = [*(each for each in columns if each != "value"), PAYLOAD]
+        judged = _judged(name, source, frame, frame.select(*columns))
+        metrics = [F.count(F.lit(1)).alias(_ROWS), *failure_metrics(source.expect)]
+        if source.writes_letters:
+            metrics.append(F.count_if(F.col(REASON).isNotNull()).alias(_DEAD))
+            metrics += partition_metrics(source.expect, *_partition(options))
         # Spark does not move a filter of the transform below an observed frame.
-        counted = judged.observe(metric, rows, F.count_if(is_dead).alias(_DEAD))
-        frames[name] = counted.where(~is_dead).select(*(each for each in options.columns if each != "value"), PAYLOAD)
+        frames[name] = _passed(
+            source, judged.observe(_metrics_of(name) if counts is None else counts[name], *metrics)
+        ).select(*columns)
     return _transformed(pipeline, frames)
 
 
-def counts_of(progress: Any) -> tuple[int, int]:
-    """The rows that a batch has read, and those of them that did not decode, by the progress of its query."""
+def _metrics_of(source: str) -> str:
+    """The name of the observed metrics of a source."""
+    return f"{_METRICS}{source}"
+
+
+Metrics = Mapping[str, Any]
+"""The observed metrics of one source, by name."""
+
+
+def metrics_in_progress(pipeline: Pipeline, progress: Any) -> dict[str, Metrics]:
+    """The metrics of each source in a batch, by the progress of its query."""
     observed: Mapping[str, Any] = progress["observedMetrics"] or {}
-    rows = [row for name, row in observed.items() if name.startswith(_METRICS)]
-    return sum(int(row[_ROWS]) for row in rows), sum(int(row[_DEAD]) for row in rows if _DEAD in row)
+    return {name: observed[_metrics_of(name)] for name in pipeline.sources if _metrics_of(name) in observed}
 
 
-def counts_of_batch(spark: SparkSession, counts: Iterable[Observation]) -> tuple[int, int]:
-    """The same of a batch that was written. A source that the transform does not use was not read."""
+def metrics_of_running_batch(pipeline: Pipeline, query: Any) -> dict[str, Metrics]:
+    """The metrics of each source in the batch that the query has just read.
+
+    :param query: a `StreamingQuery` of a classic session, in its `foreachBatch`.
+    """
+    # Spark reports them to Python after the commit, which is too late for letters.
+    observed = query._jsq.streamingQuery().lastExecution().observedMetrics()
+    found = {name: observed.get(_metrics_of(name)) for name in pipeline.sources}
+    return {name: json.loads(each.get().json()) for name, each in found.items() if each.isDefined()}
+
+
+def metrics_of_batch(spark: SparkSession, counts: Mapping[str, Observation]) -> dict[str, Metrics]:
+    """The metrics of each source in a batch that was written. A source that the transform does not use has none.
+
+    :param counts: those of `stream_of`.
+    """
     # Spark reports counts by events, which are in order: after those of a last job, all others have arrived.
     last = Observation()
     spark.range(1).observe(last, F.count(F.lit(1)).alias(_ROWS)).collect()
     assert last.get
-    read: list[Any] = [cast("Any", each) for each in counts]
-    rows = [each.get for each in read if each._jo.future().isCompleted()]
-    return sum(int(row[_ROWS]) for row in rows), sum(int(row[_DEAD]) for row in rows if _DEAD in row)
+    read: dict[str, Any] = dict(counts)
+    return {name: each.get for name, each in read.items() if each._jo.future().isCompleted()}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The rows of a batch.
+
+    :ivar read: of all sources.
+    :ivar dead: those that became dead letters.
+    :ivar failed: those that failed each expectation, by `source.expectation`.
+    """
+
+    read: int
+    dead: int
+    failed: Mapping[str, int]
+
+
+def counts_of(pipeline: Pipeline, metrics: Mapping[str, Metrics]) -> Counts:
+    """The rows of a batch.
+
+    :param metrics: by source.
+    """
+    return Counts(
+        sum(int(each[_ROWS]) for each in metrics.values()),
+        sum(int(each[_DEAD]) for each in metrics.values() if _DEAD in each),
+        {
+            f"{name}.{expectation}": count
+            for name, each in metrics.items()
+            for expectation, count in failures_in(pipeline.sources[name].expect, each).items()
+        },
+    )
+
+
+def _judged(name: str, source: Source, frame: DataFrame, offered: DataFrame) -> DataFrame:
+    """The frame with what its rows failed.
+
+    :param frame: the rows of the source, judged by `decode` if it has one.
+    :param offered: those columns of it that conditions may use.
+    """
+    for each, expect in source.expect.items():
+        with errors_of(f"sources.{name}.expect.{each}"):
+            check_condition(offered, expect.condition, _columns(offered))
+    return judge_expectations(frame, source.expect, decoded=source.decode is not None)
+
+
+def _passed(source: Source, judged: DataFrame) -> DataFrame:
+    """The rows for the transform, with all columns of the source."""
+    if source.decode is None and not source.expect:
+        return judged
+    decoded = source.decode is not None
+    rows = judged.where(passed(source.expect, decoded=decoded))
+    return without_judgement(rows, source.expect, decoded=decoded)
+
+
+def _after_decode(source: Source, frame: DataFrame) -> DataFrame:
+    """The columns for the transform."""
+    return frame if source.decode is None else frame.drop("value", REASON)
+
+
+def _partition(options: SourceOptions) -> tuple[Column, Column]:
+    """The topic and partition of a row; the same for all rows of a subscription."""
+    return (F.col("topic"), F.col("partition")) if origin_of(options) else (F.lit(""), F.lit(0))
 
 
 def _transformed(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:

@@ -168,6 +168,10 @@ def parts(pipeline: Pipeline) -> list[tuple[str, str]]:
         decode = source.decode
         text = "value as it is" if decode is None else f"{codec_of(decode)!r}: {payload_schema(decode).simpleString()}"
         found.append((f"sources.{name}.decode", text))
+        found += [
+            (f"sources.{name}.expect.{each}", f"{' '.join(expect.condition.split())}, {expect.action}")
+            for each, expect in source.expect.items()
+        ]
     if pipeline.sql is not None:
         found.append(("sql", " ".join(pipeline.sql.split())))
     elif pipeline.transform is not None:
@@ -179,9 +183,9 @@ def parts(pipeline: Pipeline) -> list[tuple[str, str]]:
 
 
 def unchecked(pipeline: Pipeline) -> list[str]:
-    """The settings of sinks with columns or conditions that only Spark can check, such as `sinks.large.key`."""
+    """The settings with columns or conditions that only Spark can check, such as `sinks.large.key`."""
     known = pipeline.known_columns() is not None
-    found: list[str] = []
+    found = [f"sources.{name}.expect.{each}" for name, source in pipeline.sources.items() for each in source.expect]
     for name, sink in pipeline.all_sinks().items():
         key = isinstance(sink, TopicSink) and sink.key is not None and not known
         by = isinstance(sink, FileSink) and sink.partition_by and not (known and name != "dead_letters")

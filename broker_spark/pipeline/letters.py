@@ -1,9 +1,11 @@
-"""Dead letters of a pipeline: notes where rows of a batch did not decode, and reads those places again.
+"""Dead letters of a pipeline: notes where rows of a batch are dead, and reads those places again.
 
-The stream carries only rows that decoded, so a batch without dead rows pays nothing for letters. The tasks that decode
-tell the driver by an accumulator that there are some, and the first and the last of their offsets in each partition.
+The stream carries only rows for the transform, so a batch without dead rows pays nothing for letters. The tasks that
+decode tell the driver by an accumulator that there are some, and the first and the last of their offsets in each
+partition.
 What lies between these, or all segments of the batch in a spool, is read and decoded a second time; what does not
-decode are the letters.
+decode are the letters. Spark evaluates expectations and tells only the partitions of rows that failed: of these the
+whole batch is read again.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from broker.envelopes import DEAD_LETTER_PREFIX
 from broker.urls import mask_within
-from broker_spark.checkpoint.checkpoint_log import CheckpointLog
 from broker_spark.common.connections import bus_of
 from broker_spark.common.files import open_files
 from broker_spark.common.options import SourceOptions
@@ -31,11 +32,11 @@ from broker_spark.common.topics import chosen_topics, identity_of
 from broker_spark.decode.decoding import REASON, judge
 from broker_spark.log.ranges import Range
 from broker_spark.log.reading import read_range
+from broker_spark.pipeline.batch_ranges import BatchRanges
 from broker_spark.pipeline.definition import Pipeline
+from broker_spark.pipeline.expectations import judge_expectations
 from broker_spark.spool import segments
-from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition
 from broker_spark.spool.segments import Segment
-from broker_spark.spool.spool import read_metadata
 
 __all__ = [
     "LETTER_SCHEMA",
@@ -53,7 +54,7 @@ Places = dict[tuple[str, int], tuple[int, int]]
 """By topic and partition, the first and the last offset of dead rows. Of a spool, only that it is not empty."""
 
 LETTER_SCHEMA: Final = StructType([*spark_schema(COLUMNS), StructField(REASON, StringType())])
-"""The columns of a row that did not decode: every column of a source, and the reason."""
+"""The columns of a dead row: every column of a source, and the reason."""
 _LONGEST_REASON: Final = 256
 """Characters; in UTF-8 they are no more than the 1024 bytes that each broker takes as an attribute."""
 
@@ -91,21 +92,26 @@ def note_dead(dead: pyarrow.Array[Any], origin: Sequence[pyarrow.Array[Any]], pl
     places.add({(topic, partition): (first, last) for topic, partition, first, last in zip(*columns, strict=True)})
 
 
-def read_letters(pipeline: Pipeline, spark: SparkSession, name: str, places: Places, batch: int) -> DataFrame:
+def read_letters(
+    pipeline: Pipeline, spark: SparkSession, name: str, places: Places, ranges: Callable[[], BatchRanges]
+) -> DataFrame:
     """The dead rows of a source in a batch that runs, in the columns of `LETTER_SCHEMA`.
 
     :param places: those of the dead rows.
+    :param ranges: returns what the batch reads.
     """
     options = pipeline.parsed_options(name)
     if options.subscription is not None:
-        parts: Sequence[Any] = _segments(CheckpointLog(spark, pipeline.checkpoint), options, batch)
+        parts: Sequence[Any] = _segments(options, name, ranges())
         read: Callable[[Any], Iterator[pyarrow.RecordBatch]] = partial(_read_segment, options)
     else:
         options = replace(options, columns=COLUMNS)
         parts = _ranges(options, places)
         read = partial(read_range, options)
     frame = read_in_tasks(spark, parts, read, spark_schema(options.columns))
-    judged = judge(frame, pipeline.sources[name].decode)
+    source = pipeline.sources[name]
+    decoded = source.decode is not None
+    judged = judge_expectations(judge(frame, source.decode) if decoded else frame, source.expect, decoded=decoded)
     return complete(judged.where(F.col(REASON).isNotNull()), options.topics)
 
 
@@ -121,17 +127,10 @@ def _ranges(options: SourceOptions, places: Places) -> list[Range]:
     ]
 
 
-def _segments(log: CheckpointLog, options: SourceOptions, batch: int) -> list[Segment]:
+def _segments(options: SourceOptions, name: str, ranges: BatchRanges) -> list[Segment]:
     """The segments of a batch."""
-    files = open_files(options.spool)
-    spool = read_metadata(files, mask_within(options.spool))["spool"]
-
-    def position(batch: int) -> int:
-        found = [SpoolPosition.from_json(each) for each in log.positions(batch) if each.get("source") == SPOOL_SOURCE]
-        return next((each.next for each in found if each.spool == spool), 0)
-
-    wanted = range(position(batch - 1), position(batch))
-    return [each for each in segments.listed(files) if each.number in wanted]
+    (wanted,) = (range(each.first, each.end) for each in ranges.segments if each.source == name)
+    return [each for each in segments.listed(open_files(options.spool)) if each.number in wanted]
 
 
 def _read_segment(options: SourceOptions, segment: Segment) -> Iterator[pyarrow.RecordBatch]:

@@ -28,9 +28,10 @@ from broker_spark.common.schema import spark_schema
 from broker_spark.log.ranges import Range
 from broker_spark.log.reading import read_range
 from broker_spark.pipeline.backlog import match_positions
-from broker_spark.pipeline.batch import write_letters, write_rows
+from broker_spark.pipeline.batch import Batch
+from broker_spark.pipeline.batch_ranges import BatchRanges, OffsetRange
 from broker_spark.pipeline.definition import FileSink, Pipeline, Sink, Source, TableSink, errors_of
-from broker_spark.pipeline.frames import counts_of_batch, stream_of
+from broker_spark.pipeline.frames import counts_of, metrics_of_batch, stream_of
 from broker_spark.pipeline.letters import origin_of, read_in_tasks
 from broker_spark.pipeline.log_ranges import SourceLogs, as_position, check_named, logs_of, ranges_of
 from broker_spark.pipeline.preflight import check_rows, check_topics, try_sinks
@@ -133,19 +134,30 @@ class Replay:
         check_topics(pipeline)
         try_sinks(pipeline, out)
         claim(pipeline, spark, self._id)
-        written = write_rows(pipeline, out, _BATCH, self._id)
-        dead_at = {name: each.value for name, each in places.items()}
-        write_letters(pipeline, spark, dead_at, _BATCH, self._id, again=True)
-        read, dead = counts_of_batch(spark, counts.values())
+        batch = Batch(pipeline, _BATCH, self._id, self._batch_ranges)
+        written = batch.write_rows(out)
+        metrics = metrics_of_batch(spark, counts)
+        batch.write_letters(spark, {name: each.value for name, each in places.items()}, metrics, again=True)
+        found = counts_of(pipeline, metrics)
         return BatchReport(
             pipeline=f"{pipeline.name}, replay {self.name}",
             batch=_BATCH,
-            rows_in=read,
+            rows_in=found.read,
             rows_out=written,
-            dead=dead,
+            dead=found.dead,
             lag=0,
             seconds=time.monotonic() - begun,
+            failed=found.failed,
         )
+
+    def _batch_ranges(self) -> BatchRanges:
+        found: dict[tuple[str, str, int], tuple[int, int]] = {}
+        for source, parts in self.ranges.items():
+            for each in parts:
+                place = source, str(each.topic), each.partition
+                first, end = found.get(place, (each.start, each.stop))
+                found[place] = min(first, each.start), max(end, each.stop)
+        return BatchRanges([OffsetRange(*place, *span) for place, span in found.items()], [])
 
     def stop(self) -> None:
         """Cancel the jobs of `execute`, also those to come: it raises. What is written stays, for the next run."""
@@ -166,7 +178,7 @@ class Replay:
     def _read(self, source: SourceLogs) -> Any:
         """The rows of the ranges of a source, each range in a task."""
         columns = source.options.columns
-        if self.pipeline.sources[source.source].decode is not None:
+        if self.pipeline.sources[source.source].writes_letters:
             columns = tuple(dict.fromkeys((*columns, *origin_of(source.options))))
         options = replace(source.options, columns=columns)
         parts = self.ranges[source.source]

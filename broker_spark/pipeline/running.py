@@ -17,7 +17,8 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, Final, NoReturn
 
 from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs]
@@ -30,16 +31,19 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.urls import mask_within
+from broker_spark.checkpoint.checkpoint_log import CheckpointLog
 from broker_spark.checkpoint.topic_ids import TopicIds
 from broker_spark.kafka_connector import pipeline_stream
 from broker_spark.pipeline.backlog import match_positions, unreported_rows
-from broker_spark.pipeline.batch import write_letters, write_rows
+from broker_spark.pipeline.batch import Batch
+from broker_spark.pipeline.batch_ranges import ranges_of
 from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, errors_of
-from broker_spark.pipeline.frames import counts_of, stream_of
+from broker_spark.pipeline.expectations import writes_letters
+from broker_spark.pipeline.frames import counts_of, metrics_in_progress, metrics_of_running_batch, stream_of
 from broker_spark.pipeline.letters import DeadPlaces, Places, origin_of
 from broker_spark.pipeline.preflight import check_rows, check_topics, try_sinks
 from broker_spark.pipeline.writing import claim
-from broker_spark.progress import behind, offsets_of
+from broker_spark.progress import behind, late_rows, offsets_of
 from broker_spark.runtime.hadoop import path_errors_as, protect_directory
 from broker_spark.runtime.spark_errors import as_batch_error, broker_error_in, interrupted, plan_errors_as
 from broker_spark.session import register, session
@@ -65,10 +69,12 @@ class BatchReport:
 
     :ivar rows_in: rows read, of all sources.
     :ivar rows_out: rows written, by sink.
-    :ivar dead: rows that did not decode.
+    :ivar dead: rows that became dead letters: they did not decode, or failed an expectation with the action "dead".
     :ivar lag: offsets behind the ends of all sources when the batch was planned, at most as many rows; for a batch that
         an earlier run planned, when it is reported.
     :ivar seconds: from planning to commit.
+    :ivar failed: rows that failed an expectation, by `source.expectation`, whatever its action.
+    :ivar late: rows that aggregates, joins and other state dropped, because they were behind the watermark.
     """
 
     pipeline: str
@@ -78,12 +84,17 @@ class BatchReport:
     dead: int
     lag: int
     seconds: float
+    failed: Mapping[str, int] = field(default_factory=dict[str, int])
+    late: int = 0
 
     def __str__(self) -> str:
-        out = ", ".join(f"{count} to {name}" for name, count in self.rows_out.items())
+        out = [f"{count} to {name}" for name, count in self.rows_out.items()]
+        failed = [f"{count} failed {name}" for name, count in self.failed.items() if count]
+        late = [f"{self.late} late"] if self.late else []
+        said = ", ".join((*out, f"{self.dead} dead", *failed, *late))
         return (
-            f"{self.pipeline}: batch {self.batch}: {self.rows_in} rows in, {out}, {self.dead} dead, "
-            f"{self.lag} behind, {self.seconds:.2f} s"
+            f"{self.pipeline}: batch {self.batch}: {self.rows_in} rows in, {said}, {self.lag} behind, "
+            f"{self.seconds:.2f} s"
         )
 
 
@@ -125,11 +136,13 @@ class Run:
         self._over = threading.Event()
         self._running = False
         self._has_begun = False
+        self._query: StreamingQuery | None = None
         self._query_id = ""
         self._tried = False
         """Whether the sinks were tried in this run."""
         self._claimed = False
         self._topic_ids: TopicIds | None = None
+        self._checkpoint: CheckpointLog | None = None
         self._dead_places: Mapping[str, Accumulator[Places]] = {}
         self._written: dict[int, dict[str, int]] = {}
         """The rows of each batch by sink, until Spark reports its commit."""
@@ -147,6 +160,14 @@ class Run:
         if self._stop.is_set():
             self._abort.set()
         self._stop.set()
+
+    def trouble(self) -> str:
+        """Why no batches are processed, for a health check; empty while the query runs."""
+        if self._stop.is_set():
+            return "The pipeline stops"
+        if self._over.is_set():
+            return "The pipeline has ended"
+        return "" if self._id_known.is_set() else "The pipeline starts"
 
     def execute(self, spark: SparkSession | None = None) -> int:
         """Run until stopped, or to the end with the trigger "available-now". Returns the number of batches.
@@ -186,6 +207,7 @@ class Run:
             protect_directory(spark, pipeline.checkpoint)
         topic_ids.save()
         self._topic_ids = topic_ids
+        self._checkpoint = CheckpointLog(spark, pipeline.checkpoint)
         try:
             for left in reversed(range(_STARTS)):
                 if self._run_query(spark, writer, last_start=not left):
@@ -200,9 +222,10 @@ class Run:
         Spark gives the Python process of a source ten seconds to start, which a busy machine may exceed. No setting
         changes this.
         """
+        self._id_known.clear()
         with plan_errors_as("The rows cannot be those of a stream", _NO_STREAM):
             query = writer.start()
-        self._query_id = str(query.id)
+        self._query, self._query_id = query, str(query.id)
         self._id_known.set()
         try:
             self._watch(query)
@@ -289,9 +312,14 @@ class Run:
             places.value = {}
         try:
             self._recheck_topics()
-            written = write_rows(pipeline, frame, batch, self._query_id)
-            places = {name: each.value for name, each in self._dead_places.items()}
-            write_letters(pipeline, frame.sparkSession, places, batch, self._query_id, again=again)
+            assert self._checkpoint is not None
+            ranges = cache(partial(ranges_of, pipeline, self._checkpoint, batch))
+            whole = Batch(pipeline, batch, self._query_id, ranges)
+            written = whole.write_rows(frame)
+            noted = {name: each.value for name, each in self._dead_places.items()}
+            judged = any(writes_letters(source.expect) for source in pipeline.sources.values())
+            metrics = metrics_of_running_batch(pipeline, self._query) if judged else {}
+            whole.write_letters(frame.sparkSession, noted, metrics, again=again)
         finally:
             # Also after an error: a recreated topic may have caused it.
             self._recheck_topics()
@@ -316,16 +344,18 @@ class Run:
                 continue
             self._reported = batch
             self._reports += 1
-            read, dead = counts_of(progress)
+            counts = counts_of(self._pipeline, metrics_in_progress(self._pipeline, progress))
             self._emit(
                 BatchReport(
                     pipeline=self._pipeline.name,
                     batch=batch,
-                    rows_in=read,
+                    rows_in=counts.read,
                     rows_out=written,
-                    dead=dead,
+                    dead=counts.dead,
                     lag=self._lag(progress),
                     seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
+                    failed=counts.failed,
+                    late=late_rows(progress),
                 )
             )
 
@@ -375,7 +405,7 @@ def build_stream(
     sources: dict[str, DataFrame] = {}
     for name, source in pipeline.sources.items():
         options, parsed = pipeline.source_options(name), pipeline.parsed_options(name)
-        if source.decode is not None:
+        if source.writes_letters:
             options["columns"] = ",".join(dict.fromkeys((*parsed.columns, *origin_of(parsed))))
         with errors_of(f"sources.{name}"):
             sources[name], by_connector = pipeline_stream(spark, unless=unless if writes_topics else "", **options)

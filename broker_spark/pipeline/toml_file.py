@@ -35,6 +35,7 @@ from broker.errors import ConfigurationError
 from broker_spark.common.options import as_text
 from broker_spark.common.schema import nearest
 from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink, is_whole
+from broker_spark.pipeline.expectations import Expect
 
 __all__ = ["read_pipeline"]
 
@@ -60,6 +61,7 @@ _SINKS: Final[Mapping[str, tuple[Any, Mapping[str, tuple[type, ...]]]]] = {
     "table": (TableSink, {"format": (str,), "where": (str,), "options": (dict,)}),
     "call": (CallSink, {"where": (str,)}),
 }
+_EXPECT: Final[Mapping[str, tuple[type, ...]]] = {"condition": (str,), "action": (str,)}
 _PLAIN: Final = (str, int, float, bool)
 _SHOWN: Final = {str: "text", list: "a list of text", dict: "a table", int: "a number", bool: "true or false"}
 
@@ -121,6 +123,7 @@ class _File:
         _check_kind(place, table, (dict,))
         rest = dict(table)
         decode = rest.pop("decode", None)
+        expect = self._expect(f"{place}.expect", rest.pop("expect", {}))
         topic, url = rest.pop("topic", ""), rest.pop("url", None)
         for name, value in (("topic", topic), ("url", url), ("decode", decode)):
             if value is not None:
@@ -131,7 +134,19 @@ class _File:
             None if decode is None else self._load(f"{place}.decode", decode),
             url,
             {name: self._place(value) if name.lower() == "spool" else value for name, value in options.items()},
+            expect,
         )
+
+    def _expect(self, place: str, table: Any) -> dict[str, Expect]:
+        _check_kind(place, table, (dict,))
+        found: dict[str, Expect] = {}
+        for name, values in table.items():
+            _check_kind(f"{place}.{name}", values, (dict,))
+            _check(f"{place}.{name}.", values, _EXPECT)
+            if "condition" not in values:
+                raise ConfigurationError(f"{place}.{name}.condition is missing", advice="Add it")
+            found[name] = Expect(**values)
+        return found
 
     def _sink(self, place: str, table: Any) -> Sink:
         _check_kind(place, table, (dict,))

@@ -28,6 +28,7 @@ from broker_spark.pipeline.definition import (
     TopicSink,
     check_key,
 )
+from broker_spark.pipeline.lineage import OWN_DIRECTORY, batch_directory, remove_lineage
 from broker_spark.runtime.hadoop import find_path, path_errors_as
 from broker_spark.runtime.spark_errors import plan_errors_as
 
@@ -42,7 +43,6 @@ __all__ = [
     "write_files",
 ]
 
-_MARKS: Final = "_anybroker"
 _PROPERTY: Final = "anybroker.query"
 
 
@@ -68,7 +68,7 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
             as_messages(counted, sink).write.format("broker").options(**options).mode("append").save()
         case FileSink():
             with refused:
-                write_files(sink, counted, _batch_path(sink, batch))
+                write_files(sink, counted, batch_directory(sink, batch))
         case TableSink():
             with refused:
                 _write_table(label, sink, counted, batch, query)
@@ -169,8 +169,9 @@ def _claim_table(spark: SparkSession, name: str, table: str, query: str) -> None
 def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
     """Remove from files and tables what a batch without rows has there."""
     if isinstance(sink, FileSink):
-        path, files = find_path(spark, _batch_path(sink, batch))
+        path, files = find_path(spark, batch_directory(sink, batch))
         files.delete(path, True)
+        remove_lineage(sink, spark, batch)
     elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
         columns = [each for each in spark.table(sink.table).schema if each.name != BATCH]
         _insert(sink, no_rows(spark, columns), batch)
@@ -185,11 +186,6 @@ def no_rows(spark: SparkSession, columns: Iterable[StructField]) -> DataFrame:
     return DataFrame(session._jsparkSession.createDataFrame(session._jvm.java.util.ArrayList(), schema), spark)
 
 
-def _batch_path(sink: FileSink, batch: int) -> str:
-    """The directory of a batch."""
-    return f"{sink.path.rstrip('/')}/{BATCH}={batch}"
-
-
 def _insert(sink: TableSink, rows: DataFrame, batch: int) -> None:
     """Replace the rows of a batch."""
     rows.sparkSession.sql(
@@ -201,27 +197,29 @@ def _insert(sink: TableSink, rows: DataFrame, batch: int) -> None:
 
 def _claim_directory(spark: SparkSession, name: str, directory: str, query: str) -> None:
     root, files = find_path(spark, directory)
-    marks, _ = find_path(spark, f"{directory.rstrip('/')}/{_MARKS}")
-    mine, _ = find_path(spark, f"{directory.rstrip('/')}/{_MARKS}/{query}")
+    marks, _ = find_path(spark, f"{directory.rstrip('/')}/{OWN_DIRECTORY}")
+    mine, _ = find_path(spark, f"{directory.rstrip('/')}/{OWN_DIRECTORY}/{query}")
 
-    def names(path: Any) -> list[str]:
-        return [str(each.getPath().getName()) for each in files.listStatus(path)] if files.exists(path) else []
+    def names(path: Any, *, directories: bool) -> list[str]:
+        found: Any = files.listStatus(path) if files.exists(path) else ()
+        return [str(each.getPath().getName()) for each in found if bool(each.isDirectory()) is directories]
 
     def check(found: list[str]) -> None:
         others = [each for each in found if each != query and not each.startswith(".")]
         if others:
             _refuse(name, mask_within(directory), others[0], "path")
 
-    found = names(marks)
+    # The directories beside the marks are of lineage.
+    found = names(marks, directories=False)
     check(found)
     if query in found:
         return
-    if not found and any(each.startswith(f"{BATCH}=") for each in names(root)):
+    if not found and any(each.startswith(f"{BATCH}=") for each in names(root, directories=True)):
         _refuse(name, mask_within(directory), None, "path")
     files.create(mine, True).close()
     try:
         # Two queries that claim at the same time both see both markers.
-        check(names(marks))
+        check(names(marks, directories=False))
     except ConfigurationError:
         files.delete(mine, False)
         raise

@@ -16,17 +16,26 @@ from broker.errors import ConfigurationError
 from broker.urls import mask_within
 from broker_spark.runtime.spark_errors import first_line
 
-__all__ = ["find_path", "path_errors_as", "protect_directory", "read_bytes"]
+__all__ = ["find_path", "hadoop_path", "path_errors_as", "protect_directory", "read_bytes"]
 
 
 def find_path(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """Hadoop's `Path` and its `FileSystem`, as Spark's own writers find them.
+    """Hadoop's `Path` and its `FileSystem`, as Spark's own writers find them. Copies the configuration of Hadoop.
 
     :param spark: a classic session.
     """
     session: Any = spark
-    found = session._jvm.org.apache.hadoop.fs.Path(path)
+    found = hadoop_path(spark, path)
     return found, found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+
+def hadoop_path(spark: SparkSession, path: str) -> Any:
+    """Hadoop's `Path`, where its file system is known.
+
+    :param spark: a classic session.
+    """
+    session: Any = spark
+    return session._jvm.org.apache.hadoop.fs.Path(path)
 
 
 def protect_directory(spark: SparkSession, path: str) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from broker.blocking import connect
 from broker.cli import main
 from broker.errors import ConfigurationError
-from broker_spark.pipeline import FileSink, TopicSink
+from broker_spark.pipeline import Expect, FileSink, TopicSink
 from broker_spark.pipeline.inspecting import status
 from broker_spark.pipeline.toml_file import _SINKS, _TOP, read_pipeline
 from tests.servers import nats
@@ -117,6 +117,19 @@ def test_a_file_declares_a_pipeline(file: Path) -> None:
     assert read_pipeline(other).source_options("orders")["url"] == "kafka://127.0.0.1:9092"
 
 
+def test_a_file_declares_expectations(file: Path) -> None:
+    rules = """
+    [sources.orders.expect]
+    "has a colour" = { condition = "payload.colour <> ''" }
+    positive = { condition = "payload.number > 0", action = "dead" }
+    """
+    file.write_text(file.read_text().replace("[sinks.large]", f"{rules}\n[sinks.large]"))
+    assert read_pipeline(file).sources["orders"].expect == {
+        "has a colour": Expect("payload.colour <> ''", "count"),
+        "positive": Expect("payload.number > 0", "dead"),
+    }
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -184,6 +197,19 @@ def test_directories_are_relative_to_the_file(file: Path) -> None:
             "sources.orders: Option checkpointLocation is set by the pipeline",
         ),
         ("maxRows = 50", "maxRows = [1]", "sources.orders.maxRows is [1]. It takes text, a number"),
+        ("maxRows = 50", "expect = 5", "sources.orders.expect is 5. It takes a table"),
+        ("maxRows = 50", 'expect.a = "true"', "sources.orders.expect.a is 'true'. It takes a table"),
+        ("maxRows = 50", 'expect.a = { action = "drop" }', "sources.orders.expect.a.condition is missing. Add it"),
+        (
+            "maxRows = 50",
+            'expect.a = { conditon = "true" }',
+            "There is no key sources.orders.expect.a.conditon. Did you mean 'condition'",
+        ),
+        (
+            "maxRows = 50",
+            'expect.a = { condition = "true", action = "warn" }',
+            "sources.orders.expect.a: action is 'warn'. It takes one of count, drop, dead",
+        ),
         ('topic = "orders"\n', "topic = 7\n", "sources.orders.topic is 7. It takes text"),
         ('topic = "orders"\n', "", "sources.orders: Neither option topic nor topicPattern is given"),
         ("nats://127.0.0.1:4222", "inmem:", "is a broker within one process"),
@@ -268,6 +294,7 @@ def test_the_command_runs_shows_and_explains(
     assert "on_batch failed for batch 2 of shop" in json.loads(log)["message"]
     report = json.loads(reported)
     assert (report["rows_in"], report["rows_out"], report["dead"]) == (1, {"large": 1, "archive": 1}, 0)
+    assert (report["failed"], report["late"]) == ({}, 0)
     with connect(url) as bus:
         records = [
             json.loads(record.data or b"")
@@ -286,7 +313,7 @@ def test_every_key_is_documented() -> None:
     tables = {"sources", "sinks", "dead_letters", "spark"}
     assert set(re.findall(r"`\[(\w+)", " ".join(rows))) == tables
     assert set(re.findall("`([^`]+)`", of_file)) == _TOP.keys() - tables
-    assert {"topic", "topicPattern", "decode", "url", "connector"} <= set(re.findall("`([^`]+)`", source))
+    assert {"topic", "topicPattern", "decode", "expect", "url", "connector"} <= set(re.findall("`([^`]+)`", source))
     for kind, text in zip(_SINKS, re.split(", or ", sink), strict=True):
         assert {kind, *_SINKS[kind][1]} <= set(re.findall("`([^`]+)`", text))
 

@@ -84,6 +84,7 @@ def idle_pipeline(directory: Path) -> Pipeline:
 def test_a_batch_is_reported_only_after_its_commit(tmp_path: Path) -> None:
     # The progress of an idle query has the number of the next batch.
     idle: dict[str, Any] = {"batchId": 1, "durationMs": {"latestOffset": 3}, "observedMetrics": {}, "sources": []}
+    idle["stateOperators"] = []
     metrics = {"rows_of_orders": {"rows": 5}}
     done = {**idle, "durationMs": {"addBatch": 7, "triggerExecution": 1500}, "observedMetrics": metrics}
     reports: list[BatchReport] = []
@@ -144,7 +145,7 @@ def test_batches_committed_before_a_failure_are_reported(tmp_path: Path) -> None
     reports: list[BatchReport] = []
     under_way = Run(idle_pipeline(tmp_path), reports.append)
     under_way._written[0] = {"nothing": 5}
-    done = {"batchId": 0, "durationMs": {"addBatch": 7}, "observedMetrics": {}, "sources": []}
+    done = {"batchId": 0, "durationMs": {"addBatch": 7}, "observedMetrics": {}, "sources": [], "stateOperators": []}
 
     def fail(timeout: float) -> bool:
         raise StreamingQueryException("The topic is gone")

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from broker.errors import ConfigurationError
-from broker_spark.pipeline import FileSink, Pipeline, Source, TableSink, TopicSink
+from broker_spark.pipeline import Expect, FileSink, Pipeline, Source, TableSink, TopicSink
 from broker_spark.pipeline.inspecting import parts, unchecked
 
 
@@ -69,6 +69,37 @@ class Undecoded:
             {"sinks": {"a": TopicSink("out")}, "dead_letters": TopicSink("out", url="nats://127.0.0.1:4222")},
             "dead_letters: sinks.a writes to topic 'out' too",
         ),
+        (
+            {"sources": {"a": Source("orders", expect={"some": Expect("key is not null", "dead")})}},
+            "sources.a.expect.some: action is 'dead', but the pipeline has no dead_letters",
+        ),
+        (
+            {
+                "sources": {"a": Source("orders", expect={"some": Expect("key is not null", "dead")})},
+                "dead_letters": TopicSink("orders"),
+            },
+            "dead_letters: sources.a reads topic 'orders', so each letter would return",
+        ),
+        (
+            {"sources": {"a": Source("orders", expect={"some": Expect("true", "log")})}},  # type: ignore[arg-type]
+            "sources.a.expect.some: action is 'log'. It takes one of count, drop, dead",
+        ),
+        (
+            {"sources": {"a": Source("orders", expect={"some": Expect(" ")})}},
+            "sources.a.expect.some: condition is ' '. It takes a condition of SQL",
+        ),
+        (
+            {"sources": {"a": Source("orders", expect={"some": "true"})}},  # type: ignore[dict-item]
+            "sources.a.expect.some: It is 'true'. It takes an Expect",
+        ),
+        (
+            {"sources": {"a": Source("orders", expect={"a\nb": Expect("true")})}},
+            "The name is 'a\\nb'. It takes printable text",
+        ),
+        (
+            {"sources": {"a": Source("orders", expect=[Expect("true")])}},  # type: ignore[arg-type]
+            "sources.a.expect is [Expect(condition='true', action='count')]. It takes Expects by name",
+        ),
     ],
 )
 def test_errors_in_python_are_reported(changes: dict[str, Any], expected: str) -> None:
@@ -120,3 +151,15 @@ def test_columns_that_only_spark_knows_are_named() -> None:
     assert ", by colour, " in shown["sinks.files"]
     fields["sinks"] = {"large": TopicSink("large", key="key"), "files": FileSink("/nowhere", partition_by=["topic"])}
     assert unchecked(Pipeline(**fields)) == ["dead_letters.partition_by"]
+
+
+def test_expectations_are_shown() -> None:
+    pipeline = Pipeline(
+        name="shop",
+        url="nats://127.0.0.1:4222",
+        sources={"orders": Source("orders", expect={"keyed": Expect("key\n is not null", "drop")})},
+        sinks={"files": FileSink("/nowhere")},
+        checkpoint="/checkpoint",
+    )
+    assert dict(parts(pipeline))["sources.orders.expect.keyed"] == "key is not null, drop"
+    assert unchecked(pipeline) == ["sources.orders.expect.keyed"]
