@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import broker_spark
-from broker_spark.pipeline import CallSink, FileSink, Pipeline, Run, Source, TopicSink
+from broker_spark.pipeline import CallSink, Expect, FileSink, Pipeline, Run, Source, TopicSink
 from tests.servers.kafka_jars import jars_of
 from tests.spark.conftest import CONNECTOR, SETTINGS
 from tests.spark.halting import Halt, HaltingSource
@@ -97,7 +97,14 @@ class Halted:
             # Names must be unique within a session.
             name=f"halted-{self.kind}-{self.backend}-{self.step}-{self.connector}",
             url=self.url,
-            sources={"orders": Source(self.source, Order, options={"maxRows": BATCH, "connector": self.connector})},
+            sources={
+                "orders": Source(
+                    self.source,
+                    Order,
+                    options={"maxRows": BATCH, "connector": self.connector},
+                    expect={"coloured": Expect("payload.colour <> 'none'", "dead")},
+                )
+            },
             transform=_windows if self.kind == "windows" else lambda frame: frame.select("key", "payload.*"),
             sinks={
                 "files": FileSink(f"{self.directory}/files"),
