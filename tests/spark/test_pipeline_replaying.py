@@ -22,7 +22,7 @@ from broker.blocking import Bus, connect
 from broker.cli import main
 from broker.errors import ConfigurationError
 from broker.outbound import OutboundMessage
-from broker_spark.pipeline import CallSink, FileSink, Replay, Source, TableSink, TopicSink, replay, run
+from broker_spark.pipeline import CallSink, Expect, FileSink, Replay, Source, TableSink, TopicSink, replay, run
 from broker_spark.pipeline.inspecting import status
 from broker_spark.pipeline.replaying import _moved_sink
 from tests.servers import nats
@@ -127,6 +127,25 @@ def test_a_replay_of_offsets_that_failed_is_done_again_under_its_name(
     finally:
         for name in ("from_3", "other"):
             spark.sql(f"drop table if exists {table}_{name}")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+def test_a_replay_judges_by_the_expectations_of_its_pipeline(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    source = make_topic()
+    publish(bus, source, [*orders(10), b"?"])
+    expect = {"large": Expect("payload.number >= 3", "dead"), "even": Expect("payload.number % 2 = 0")}
+    pipeline = make(url, source, tmp_path, sources={"orders": Source(source, Order, expect=expect)})
+    report = replay(pipeline, name="judged", start="earliest", spark=spark)
+    assert (report.rows_in, report.rows_out, report.dead) == (11, {"files": 7}, 4)
+    assert report.failed == {"orders.large": 3, "orders.even": 5}
+    letters = spark.read.parquet(str(tmp_path / "dead-judged")).where("reason like 'Expectation%'")
+    assert {row.reason for row in letters.collect()} == {"Expectation 'large' failed: payload.number >= 3"}
+    assert letters.count() == 3
+    lineage = json.loads((tmp_path / "files-judged" / "_anybroker" / "lineage" / "0.json").read_text())
+    assert (lineage["rows"], {each["topic"] for each in lineage["offsets"]}) == (7, {source})
 
 
 @pytest.mark.deep
