@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-queue demo-streams demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest goka spark servicebus test test-all lint format bench bench-queue bench-spark bench-streams docs conformance lock audit proto clean
+.PHONY: help setup demo demo-kafka demo-queue demo-streams demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest goka spark spark42 servicebus test test-all lint format bench bench-queue bench-spark bench-streams docs conformance lock audit proto clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -22,6 +22,7 @@ PSTEST := $(BIN)/python -m tests.servers.run_pstest
 GOKA := $(BIN)/python -m tests.servers.goka
 SERVICEBUS := $(BIN)/python -m tests.servers.servicebus.serve
 SPARK := $(BIN)/python -m tests.servers.spark_java
+SPARK42 := .venv-spark42
 
 export PIP_REQUIRE_VIRTUALENV := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -44,6 +45,7 @@ help:
 	@echo "make demo-pubsub  the same on Google's Pub/Sub emulator; 10,000 flights unless ARGS='--flights 20000' says otherwise; needs Java 17"
 	@echo "make demo-servicebus  the same on the double of Service Bus; 1,000 flights unless ARGS says otherwise"
 	@echo "make test         run the tests but the deep ones, all six brokers included; ARGS='-k name' goes to pytest"
+	@echo "make spark42      run the tests of Delta tables and a core of those of Spark on PySpark 4.2, in $(SPARK42)"
 	@echo "make test-all     run all tests: chaos, second configurations, Spark clusters and benchmarks' self-tests too"
 	@echo "make lint         ruff, pyright and the import rules"
 	@echo "make format       format and sort imports"
@@ -130,6 +132,21 @@ test: $(STAMP) kafka pulsar spark
 
 test-all: $(STAMP) kafka pulsar pstest goka spark
 	$(PYTEST) -n $(DEEP_WORKERS) --dist loadgroup --hypothesis-profile=random $(ARGS)
+	$(if $(ARGS),,$(MAKE) spark42)
+
+# All but PySpark comes from $(VENV).
+$(SPARK42)/.installed: $(STAMP) tests/spark/pyspark42.txt
+	@test -x $(SPARK42)/bin/python || $(BIN)/python -m venv --without-pip $(SPARK42)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib")); print("$(CURDIR)")' \
+		> "$$($(SPARK42)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/anybroker.pth"
+	$(PIP) --python $(SPARK42)/bin/python install --quiet --require-hashes --no-deps --ignore-installed \
+		--no-build-isolation --use-pep517 --requirement tests/spark/pyspark42.txt
+	@touch $@
+
+spark42: $(SPARK42)/.installed kafka
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(SPARK42)/bin/python -m pytest -n 0 tests/spark/test_delta.py tests/spark/test_delta_kills.py \
+		tests/spark/test_pipeline.py tests/spark/test_pipeline_evolution.py tests/spark/test_batch_read.py \
+		tests/spark/test_sink.py tests/spark/test_log_stream.py tests/spark/test_decoding.py $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -185,5 +202,5 @@ proto:
 	build/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker_kafka/queue/markers.proto
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(SPARK42) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

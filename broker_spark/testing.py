@@ -158,7 +158,7 @@ def run_pipeline(pipeline_session: SparkSession, tmp_path: Path) -> Iterator[Run
             yield go
         finally:
             for table in dict.fromkeys(tables):
-                pipeline_session.sql("DROP TABLE IF EXISTS IDENTIFIER(:t)", {"t": table})
+                pipeline_session.sql("DROP TABLE IF EXISTS IDENTIFIER({t})", t=table)
 
 
 def _moved(pipeline: Pipeline, url: str, directory: Path) -> Pipeline:

@@ -13,11 +13,11 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_spark.pipeline.batch_ranges import BatchRanges
-from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TopicSink
+from broker_spark.pipeline.definition import FileSink, Pipeline, Sink, TopicSink
 from broker_spark.pipeline.expectations import dead_partitions
 from broker_spark.pipeline.letters import Places, as_dead_letters, read_letters
 from broker_spark.pipeline.lineage import write_lineage
-from broker_spark.pipeline.writing import clear, write
+from broker_spark.pipeline.writing import clear, reads_twice, write
 
 __all__ = ["Batch"]
 
@@ -28,18 +28,21 @@ class Batch:
 
     :ivar query: the id of the query or replay that owns the sinks.
     :ivar ranges: what it reads.
+    :ivar again: an earlier run may have written it.
+    :ivar replaces: it is all that its Delta tables have, as the only batch of a replay.
     """
 
     pipeline: Pipeline
     number: int
     query: str
     ranges: Callable[[], BatchRanges]
+    again: bool
+    replaces: bool = False
 
     def write_rows(self, frame: DataFrame) -> dict[str, int]:
         """Write the rows into all sinks; how many, by sink. A batch for one sink is read by the job that writes it."""
         sinks = self.pipeline.sinks
-        # A function may read its rows several times.
-        keeps = len(sinks) > 1 or any(isinstance(sink, CallSink) for sink in sinks.values())
+        keeps = len(sinks) > 1 or any(reads_twice(sink, again=self.again) for sink in sinks.values())
         kept = frame.persist() if keeps else frame
         written: dict[str, int] = {}
         try:
@@ -56,14 +59,11 @@ class Batch:
         spark: SparkSession,
         noted: Mapping[str, Places],
         metrics: Mapping[str, Mapping[str, Any]],
-        *,
-        again: bool,
     ) -> None:
         """Write the rows that did not decode, or failed an expectation with the action "dead".
 
         :param noted: where rows did not decode, by source.
         :param metrics: the observed metrics of the sources.
-        :param again: an earlier attempt may have written letters of this batch.
         """
         pipeline, sink = self.pipeline, self.pipeline.dead_letters
         if sink is None:
@@ -74,7 +74,7 @@ class Batch:
             if (places := self._places(name, noted.get(name, {}), metrics.get(name, {})))
         ]
         if not found:
-            if again:
+            if self.again:
                 clear(sink, spark, self.number)
             return
         dead = reduce(DataFrame.unionByName, found)
@@ -82,7 +82,9 @@ class Batch:
         self._write("dead_letters", sink, letters)
 
     def _write(self, name: str, sink: Sink, rows: DataFrame) -> int:
-        written = write(self.pipeline, name, sink, rows, self.number, self.query)
+        written = write(
+            self.pipeline, name, sink, rows, self.number, self.query, again=self.again, replaces=self.replaces
+        )
         if written and isinstance(sink, FileSink):
             names = {"pipeline": self.pipeline.name, "query": self.query}
             write_lineage(sink, rows.sparkSession, self.number, self.ranges(), rows=written, **names)

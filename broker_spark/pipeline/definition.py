@@ -35,6 +35,7 @@ from broker_spark.sink.sink import SinkOptions
 __all__ = [
     "AVAILABLE_NOW",
     "BATCH",
+    "DELTA",
     "CallSink",
     "FileSink",
     "Pipeline",
@@ -46,6 +47,7 @@ __all__ = [
     "check_key",
     "errors_of",
     "is_whole",
+    "named_columns",
 ]
 
 
@@ -80,6 +82,9 @@ AVAILABLE_NOW: Final = "available-now"
 
 BATCH: Final = "batch"
 """The column and directory that holds a batch's number in files and tables."""
+
+DELTA: Final = "delta"
+"""The format of the tables of Delta Lake."""
 
 Transform = Callable[..., DataFrame]
 """Takes the frame of the only source, or one keyword argument per source; returns the rows for the sinks."""
@@ -155,12 +160,27 @@ class FileSink:
 
 @dataclass(frozen=True, slots=True)
 class TableSink:
-    """Rows go into a table with a partition `batch`, which is replaced when a batch runs again: exactly once."""
+    """Rows go into a table, each once.
+
+    A table has a partition `batch`, which is replaced when a batch runs again. A Delta table has none: its log knows
+    which batches it has, and a batch that it has is not written again. Several pipelines may write to a Delta table.
+
+    :ivar merge_by: columns that are the key, for a Delta table: a row replaces the row with its key, if there is one.
+    :ivar order_by: of rows of one batch with the same key, the one with the greatest values in these columns is
+        written; without it, two such rows raise.
+    """
 
     table: str
     format: str = "parquet"
     where: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    merge_by: Sequence[str] = ()
+    order_by: Sequence[str] = ()
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether this is a table of Delta Lake."""
+        return self.format.lower() == DELTA
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,11 +390,15 @@ class Pipeline:
                 _wrong("format", format, "parquet, orc, json or a format that Spark has the jars for")
             case CallSink(call=call) if not callable(call):
                 _wrong("call", call, "a function of a DataFrame and a batch's number")
+            case FileSink(format=format) if format.lower() == DELTA:
+                _wrong("format", format, "a format of files: write to a Delta table with a TableSink")
             case FileSink(partition_by=str(columns)) if columns:
                 _wrong("partition_by", columns, f"a list of columns: [{columns!r}]")
             case FileSink(partition_by=columns) if clash := [each for each in columns if each.lower() == BATCH]:
                 _wrong("partition_by", clash[0], f"other columns: the pipeline partitions all files by {BATCH}")
-            case FileSink() | TableSink() | CallSink():
+            case TableSink():
+                _check_merge(sink)
+            case FileSink() | CallSink():
                 pass
             case _:
                 _wrong("It", sink, "a TopicSink, FileSink, TableSink or CallSink")
@@ -403,6 +427,8 @@ class Pipeline:
         letters = self.dead_letters
         if letters is not None and letters.where:
             _wrong("dead_letters.where", letters.where, "nothing: no row that does not decode may be lost")
+        if isinstance(letters, TableSink) and letters.merge_by:
+            _wrong("dead_letters.merge_by", letters.merge_by, "nothing: no row that does not decode may be lost")
         if not isinstance(letters, TopicSink):
             return
         if letters.key is not None:
@@ -465,12 +491,40 @@ def _check_columns_of(sink: Sink, columns: Sequence[str]) -> None:
     """Check the columns that a sink names, as far as no session is needed: its case sensitivity is its own."""
     if isinstance(sink, TopicSink):
         check_key(sink, columns)
-    elif isinstance(sink, FileSink):
-        for name in sink.partition_by:
+        return
+    for setting, names in named_columns(sink).items():
+        for name in names:
             if name.lower() not in {each.lower() for each in columns}:
                 raise ConfigurationError(
-                    f"partition_by has {name!r}, which is not a column of the rows", advice=nearest(name, columns)
+                    f"{setting} has {name!r}, which is not a column of the rows", advice=nearest(name, columns)
                 )
+
+
+def named_columns(sink: Sink) -> dict[str, Sequence[str]]:
+    """The columns that a sink of files or a table names, by setting."""
+    match sink:
+        case FileSink():
+            found = {"partition_by": sink.partition_by}
+        case TableSink():
+            found = {"merge_by": sink.merge_by, "order_by": sink.order_by}
+        case _:
+            found = {}
+    return {setting: names for setting, names in found.items() if names}
+
+
+def _check_merge(sink: TableSink) -> None:
+    for setting, columns in named_columns(sink).items():
+        if isinstance(columns, str):
+            _wrong(setting, columns, f"a list of columns: [{columns!r}]")
+    if sink.order_by and not sink.merge_by:
+        raise ConfigurationError(
+            "order_by is given without merge_by", advice="Give merge_by the columns of the key, or leave order_by out"
+        )
+    if sink.merge_by and not sink.is_delta:
+        raise ConfigurationError(
+            f"merge_by is given, and a table of format {sink.format!r} has no MERGE",
+            advice=f'Write to a Delta table, with format "{DELTA}", or leave merge_by out',
+        )
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

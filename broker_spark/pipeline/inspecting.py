@@ -26,7 +26,7 @@ from broker_spark.common.options import find_url
 from broker_spark.common.topics import identity_of
 from broker_spark.decode.decoding import codec_of, payload_schema
 from broker_spark.pipeline.backlog import match_positions, waiting_rows
-from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
+from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink, named_columns
 from broker_spark.pipeline.running import build_stream
 from broker_spark.progress import offsets_of
 from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition, rows_behind
@@ -188,9 +188,9 @@ def unchecked(pipeline: Pipeline) -> list[str]:
     found = [f"sources.{name}.expect.{each}" for name, source in pipeline.sources.items() for each in source.expect]
     for name, sink in pipeline.all_sinks().items():
         key = isinstance(sink, TopicSink) and sink.key is not None and not known
-        by = isinstance(sink, FileSink) and sink.partition_by and not (known and name != "dead_letters")
-        given = (("key", key), ("partition_by", by), ("where", sink.where))
-        found += [f"{name}.{setting}" for setting, is_given in given if is_given]
+        columns = [] if known and name != "dead_letters" else list(named_columns(sink))
+        given = [*(["key"] if key else []), *columns, *(["where"] if sink.where else [])]
+        found += [f"{name}.{setting}" for setting in given]
     return found
 
 
@@ -223,7 +223,9 @@ def _sink(pipeline: Pipeline, sink: Sink) -> str:
             by = f", by {', '.join(sink.partition_by)}" if sink.partition_by else ""
             text = f"{sink.format} in {mask_within(sink.path)}/batch=N{by}, {_ONCE}"
         case TableSink():
-            text = f"table {sink.table}, {_ONCE}"
+            by = f", merged by {', '.join(sink.merge_by)}" if sink.merge_by else ""
+            latest = f", latest by {', '.join(sink.order_by)}" if sink.order_by else ""
+            text = f"{'Delta ' if sink.is_delta else ''}table {sink.table}{by}{latest}, {_ONCE}"
         case CallSink():
             text = f"function {getattr(sink.call, '__qualname__', sink.call)}, each batch at least once"
     return text + where

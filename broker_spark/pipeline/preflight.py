@@ -27,9 +27,20 @@ from broker_spark.common.options import find_url, topic_name
 from broker_spark.common.schema import is_case_sensitive, nearest
 from broker_spark.common.topics import identity_of
 from broker_spark.data_source import BrokerDataSource
-from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, Sink, TableSink, TopicSink, errors_of
+from broker_spark.pipeline.definition import (
+    BATCH,
+    FileSink,
+    Pipeline,
+    Sink,
+    TableSink,
+    TopicSink,
+    errors_of,
+    named_columns,
+)
+from broker_spark.pipeline.delta import DELTA_CATALOG, check_delta
 from broker_spark.pipeline.letters import LETTER_SCHEMA
-from broker_spark.pipeline.writing import as_messages, check_table, no_rows, table_writer, write_files
+from broker_spark.pipeline.tables import check_table, no_rows, path_of
+from broker_spark.pipeline.writing import as_messages, table_writer, write_files
 from broker_spark.runtime.hadoop import find_path, path_errors_as
 from broker_spark.runtime.spark_errors import first_line, plan_errors_as
 from broker_spark.sink.sink import SinkOptions
@@ -73,8 +84,17 @@ def _check(pipeline: Pipeline, sink: Sink, rows: DataFrame) -> None:
             with path_errors_as("path", path):
                 find_path(rows.sparkSession, path)
             _check_columns(rows)
-            _check_partitions(partition_by, rows)
+            _check_named(sink, rows)
+            if len(partition_by) >= len(rows.columns):
+                raise ConfigurationError(
+                    f"partition_by has all columns, {', '.join(partition_by)}",
+                    advice="Leave one for the files themselves",
+                )
             _check_format(rows.sparkSession, sink.format)
+        case TableSink(is_delta=True):
+            _check_distinct(rows.columns, exact=is_case_sensitive(rows.sparkSession))
+            _check_named(sink, rows)
+            check_delta(sink, rows)
         case TableSink():
             _check_columns(rows)
             if rows.sparkSession.catalog.tableExists(sink.table):
@@ -112,18 +132,15 @@ def _check_distinct(columns: Sequence[str], *, exact: bool) -> None:
             raise ConfigurationError(f"The rows have two columns {columns[number]!r}", advice="Rename one of them")
 
 
-def _check_partitions(partition_by: Sequence[str], rows: DataFrame) -> None:
+def _check_named(sink: FileSink | TableSink, rows: DataFrame) -> None:
     exact = is_case_sensitive(rows.sparkSession)
     known = rows.columns if exact else [name.lower() for name in rows.columns]
-    for name in partition_by:
-        if (name if exact else name.lower()) not in known:
-            raise ConfigurationError(
-                f"partition_by has {name!r}, which is not a column of the rows", advice=nearest(name, rows.columns)
-            )
-    if len(partition_by) >= len(known):
-        raise ConfigurationError(
-            f"partition_by has all columns, {', '.join(partition_by)}", advice="Leave one for the files themselves"
-        )
+    for setting, names in named_columns(sink).items():
+        for name in names:
+            if (name if exact else name.lower()) not in known:
+                raise ConfigurationError(
+                    f"{setting} has {name!r}, which is not a column of the rows", advice=nearest(name, rows.columns)
+                )
 
 
 def _check_format(spark: SparkSession, name: str) -> None:
@@ -184,13 +201,16 @@ def _try_table(sink: TableSink, rows: DataFrame) -> None:
     spark = rows.sparkSession
     if not _in_spark_catalog(spark, sink.table) or spark.catalog.tableExists(sink.table):
         return
+    # The files of a Delta table are the table: a name for their path is all that a catalog has.
+    found = sink.is_delta and path_of(sink) is not None
     if (
         spark.conf.get("spark.sql.catalogImplementation") == "in-memory"
-        and spark.conf.get(f"spark.sql.catalog.{_CATALOG}", "") == ""
+        and spark.conf.get(f"spark.sql.catalog.{_CATALOG}", "") in ("", DELTA_CATALOG)
+        and not found
     ):
         with _write_errors():
             _check_leftover_files(spark, sink)
-    if sink.format.lower() not in _FORMATS:
+    if sink.format.lower() not in _FORMATS and not sink.is_delta:
         return
     # The path of a new table must stay empty, so this writes beside it.
     plain = {name: value for name, value in sink.options.items() if name.lower() != "path"}
@@ -212,7 +232,7 @@ def _write_errors() -> Generator[None]:
 
 def _check_leftover_files(spark: SparkSession, sink: TableSink) -> None:
     """Refuse a table whose files an earlier run left; else warn that the table ends with the session."""
-    where = _path_of(sink)
+    where = path_of(sink)
     if where is None and (above := _parent_of(spark, sink)) is not None:
         where = f"{above.rstrip('/')}/{sink.table.replace('`', '').rpartition('.')[2].lower()}"
     if where is not None:
@@ -238,15 +258,9 @@ def _in_spark_catalog(spark: SparkSession, table: str) -> bool:
     return spark.catalog.currentCatalog() == _CATALOG and spark.conf.get(f"spark.sql.catalog.{first}", "") == ""
 
 
-def _path_of(sink: TableSink) -> str | None:
-    """The directory that the options of a table name."""
-    given = [str(value) for name, value in sink.options.items() if name.lower() == "path" and value is not None]
-    return given[-1] if given else None
-
-
 def _parent_of(spark: SparkSession, sink: TableSink) -> str | None:
     """The parent of the directory of a new table."""
-    given = _path_of(sink)
+    given = path_of(sink)
     if given is not None:
         above = find_path(spark, given)[0].getParent()
         return None if above is None else str(above.toString())

@@ -134,10 +134,10 @@ class Replay:
         check_topics(pipeline)
         try_sinks(pipeline, out)
         claim(pipeline, spark, self._id)
-        batch = Batch(pipeline, _BATCH, self._id, self._batch_ranges)
+        batch = Batch(pipeline, _BATCH, self._id, self._batch_ranges, again=True, replaces=True)
         written = batch.write_rows(out)
         metrics = metrics_of_batch(spark, counts)
-        batch.write_letters(spark, {name: each.value for name, each in places.items()}, metrics, again=True)
+        batch.write_letters(spark, {name: each.value for name, each in places.items()}, metrics)
         found = counts_of(pipeline, metrics)
         return BatchReport(
             pipeline=f"{pipeline.name}, replay {self.name}",

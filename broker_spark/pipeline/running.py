@@ -314,12 +314,12 @@ class Run:
             self._recheck_topics()
             assert self._checkpoint is not None
             ranges = cache(partial(ranges_of, pipeline, self._checkpoint, batch))
-            whole = Batch(pipeline, batch, self._query_id, ranges)
+            whole = Batch(pipeline, batch, self._query_id, ranges, again=again)
             written = whole.write_rows(frame)
             noted = {name: each.value for name, each in self._dead_places.items()}
             judged = any(writes_letters(source.expect) for source in pipeline.sources.values())
             metrics = metrics_of_running_batch(pipeline, self._query) if judged else {}
-            whole.write_letters(frame.sparkSession, noted, metrics, again=again)
+            whole.write_letters(frame.sparkSession, noted, metrics)
         finally:
             # Also after an error: a recreated topic may have caused it.
             self._recheck_topics()

@@ -26,7 +26,7 @@ from broker_spark.pipeline.frames import frames_of
 from broker_spark.pipeline.log_ranges import SourceLogs, as_position, check_named, logs_of, ranges_of
 from broker_spark.pipeline.preflight import check_rows
 from broker_spark.pipeline.running import check_classic, session_for
-from broker_spark.pipeline.writing import no_rows
+from broker_spark.pipeline.tables import no_rows
 
 __all__ = ["SAMPLED", "Sample", "sample"]
 

@@ -58,7 +58,10 @@ _REQUIRED: Final = ("name", "checkpoint", "sources", "sinks")
 _SINKS: Final[Mapping[str, tuple[Any, Mapping[str, tuple[type, ...]]]]] = {
     "topic": (TopicSink, {"key": (str,), "where": (str,), "url": (str,)}),
     "path": (FileSink, {"format": (str,), "partition_by": (list,), "where": (str,), "options": (dict,)}),
-    "table": (TableSink, {"format": (str,), "where": (str,), "options": (dict,)}),
+    "table": (
+        TableSink,
+        {"format": (str,), "where": (str,), "options": (dict,), "merge_by": (list,), "order_by": (list,)},
+    ),
     "call": (CallSink, {"where": (str,)}),
 }
 _EXPECT: Final[Mapping[str, tuple[type, ...]]] = {"condition": (str,), "action": (str,)}
@@ -165,8 +168,9 @@ class _File:
             _check(f"{place}.", rest, known)
             return TopicSink(target, **rest, options=options)
         _check(f"{place}.", rest, known)
-        for index, each in enumerate(rest.get("partition_by", ())):
-            _check_kind(f"{place}.partition_by[{index}]", each, (str,))
+        for name in (each for each in rest if known[each] == (list,)):
+            for index, each in enumerate(rest[name]):
+                _check_kind(f"{place}.{name}[{index}]", each, (str,))
         if kind == "call":
             target = self._load(f"{place}.call", target)
         elif kind == "path":

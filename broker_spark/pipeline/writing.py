@@ -1,19 +1,17 @@
 """Claims the files and tables of a pipeline, and writes one batch into one sink. Blocking.
 
-Writing a batch again replaces its files or partition, or publishes the same ids. Every query numbers its batches from
-0, so a directory or table belongs to one query. A directory has the marker `_anybroker/<id of the query>`, which
-Spark's readers skip; a table has the property `anybroker.query`. Markers are written before the first batch: data
-without a marker belongs to something else.
+Writing a batch again replaces its files or partition, publishes the same ids, or leaves a Delta table as it is. Every
+query numbers its batches from 0, so a directory or table, unless of Delta, belongs to one query. A directory has the
+marker `_anybroker/<id of the query>`, which Spark's readers skip; a table has the property `anybroker.query`. Markers
+are written before the first batch: data without a marker belongs to something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
 from pyspark.sql import DataFrame, DataFrameWriter, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
-from pyspark.sql.types import StructField, StructType
 
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
@@ -27,17 +25,19 @@ from broker_spark.pipeline.definition import (
     TableSink,
     TopicSink,
     check_key,
+    errors_of,
 )
+from broker_spark.pipeline.delta import replace_delta, write_delta
 from broker_spark.pipeline.lineage import OWN_DIRECTORY, batch_directory, remove_lineage
+from broker_spark.pipeline.tables import add_columns, check_table, no_rows, widen
 from broker_spark.runtime.hadoop import find_path, path_errors_as
 from broker_spark.runtime.spark_errors import plan_errors_as
 
 __all__ = [
     "as_messages",
-    "check_table",
     "claim",
     "clear",
-    "no_rows",
+    "reads_twice",
     "table_writer",
     "write",
     "write_files",
@@ -46,11 +46,33 @@ __all__ = [
 _PROPERTY: Final = "anybroker.query"
 
 
-def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: int, query: str) -> int:
+def reads_twice(sink: Sink, *, again: bool) -> bool:
+    """Whether writing a batch may read its rows more than once.
+
+    :param again: whether an earlier run may have written this batch.
+    """
+    if isinstance(sink, TableSink):
+        return sink.is_delta and (again or bool(sink.merge_by))
+    return isinstance(sink, CallSink)
+
+
+def write(
+    pipeline: Pipeline,
+    name: str,
+    sink: Sink,
+    frame: DataFrame,
+    batch: int,
+    query: str,
+    *,
+    again: bool = True,
+    replaces: bool = False,
+) -> int:
     """Write a batch's rows. Returns how many, when they are in the sink.
 
     :param name: the name of the sink.
     :param query: Spark's id of the query, which the checkpoint keeps.
+    :param again: whether an earlier run may have written this batch.
+    :param replaces: the batch is all that a Delta table has, as that of a replay.
     :raises ConfigurationError: Spark refuses an option or the table.
     """
     label = name if sink is pipeline.dead_letters else f"sinks.{name}"
@@ -60,6 +82,11 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
         if rows := frame.count():
             sink.call(frame, batch)
         return rows
+    if isinstance(sink, TableSink) and sink.is_delta:
+        with errors_of(label), plan_errors_as("The rows cannot be written", advice):
+            if replaces:
+                return replace_delta(sink, frame, batch)
+            return write_delta(sink, frame, f"{query}-{label}", batch, again=again)
     written = Observation()
     counted = frame.observe(written, F.count(F.lit(1)).alias("rows"))
     match sink:
@@ -101,26 +128,6 @@ def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
     return frame.select(*columns)
 
 
-def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
-    """The columns of an existing table, in its order.
-
-    :raises ConfigurationError: the rows have other columns, or the table is not partitioned by `batch`.
-    """
-    found = rows.sparkSession.catalog.listColumns(sink.table)
-    if not any(each.name == BATCH and each.isPartition for each in found):
-        raise ConfigurationError(
-            f"Table {sink.table!r} is not partitioned by {BATCH!r}, so a repeated batch cannot be replaced",
-            advice=f"Let the pipeline make the table, or make it with PARTITIONED BY ({BATCH} BIGINT)",
-        )
-    columns = [each.name for each in found if each.name != BATCH]
-    if sorted(columns) != sorted(rows.columns):
-        raise ConfigurationError(
-            f"Table {sink.table!r} has the columns {', '.join(columns)}, and the rows have {', '.join(rows.columns)}",
-            advice="Return the table's columns from the transform, without batch, which the pipeline adds",
-        )
-    return columns
-
-
 def table_writer(sink: TableSink, rows: DataFrame) -> DataFrameWriter:
     """The writer for a new table of a sink, without its partition."""
     return rows.write.format(sink.format).options(**as_texts(sink.options))
@@ -133,8 +140,8 @@ def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query
         empty = no_rows(spark, frame.schema).withColumn(BATCH, F.lit(batch).cast("bigint"))
         table_writer(sink, empty).partitionBy(BATCH).saveAsTable(sink.table)
         _claim_table(spark, name, sink.table, query)
-    columns = check_table(sink, frame)
-    _insert(sink, frame.select(*columns), batch)
+    add_columns(spark, sink.table, check_table(sink, frame))
+    _insert(sink, widen(frame, sink.table), batch)
 
 
 def claim(pipeline: Pipeline, spark: SparkSession, query: str) -> None:
@@ -147,7 +154,7 @@ def claim(pipeline: Pipeline, spark: SparkSession, query: str) -> None:
         if isinstance(sink, FileSink):
             with path_errors_as(f"{name}: path", sink.path):
                 _claim_directory(spark, name, sink.path, query)
-        elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
+        elif isinstance(sink, TableSink) and not sink.is_delta and spark.catalog.tableExists(sink.table):
             _claim_table(spark, name, sink.table, query)
 
 
@@ -157,13 +164,13 @@ def _claim_table(spark: SparkSession, name: str, table: str, query: str) -> None
     :param name: the sink, for errors.
     :raises ConfigurationError: another query owns it, or it has rows of no pipeline.
     """
-    found = {row["key"]: row["value"] for row in spark.sql("SHOW TBLPROPERTIES IDENTIFIER(:t)", {"t": table}).collect()}
+    found = {row["key"]: row["value"] for row in spark.sql("SHOW TBLPROPERTIES IDENTIFIER({t})", t=table).collect()}
     owner = found.get(_PROPERTY)
     if owner == query:
         return
     if owner is not None or not spark.table(table).isEmpty():
         _refuse(name, f"Table {table!r}", owner, "table")
-    spark.sql(f"ALTER TABLE IDENTIFIER(:t) SET TBLPROPERTIES ('{_PROPERTY}' = '{query}')", {"t": table})
+    spark.sql(f"ALTER TABLE IDENTIFIER({{t}}) SET TBLPROPERTIES ('{_PROPERTY}' = '{query}')", t=table)
 
 
 def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
@@ -172,25 +179,16 @@ def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
         path, files = find_path(spark, batch_directory(sink, batch))
         files.delete(path, True)
         remove_lineage(sink, spark, batch)
-    elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
+    elif isinstance(sink, TableSink) and not sink.is_delta and spark.catalog.tableExists(sink.table):
         columns = [each for each in spark.table(sink.table).schema if each.name != BATCH]
         _insert(sink, no_rows(spark, columns), batch)
-
-
-def no_rows(spark: SparkSession, columns: Iterable[StructField]) -> DataFrame:
-    """A frame with these columns and without rows."""
-    # One call of the JVM for all columns. PySpark's `createDataFrame` would make the session the active one.
-    session: Any = spark
-    nullable = StructType([StructField(each.name, each.dataType) for each in columns])
-    schema = session._jsparkSession.parseDataType(nullable.json())
-    return DataFrame(session._jsparkSession.createDataFrame(session._jvm.java.util.ArrayList(), schema), spark)
 
 
 def _insert(sink: TableSink, rows: DataFrame, batch: int) -> None:
     """Replace the rows of a batch."""
     rows.sparkSession.sql(
-        f"INSERT OVERWRITE TABLE IDENTIFIER(:name) PARTITION ({BATCH} = {batch}) SELECT * FROM {{rows}}",  # noqa: S608
-        {"name": sink.table},
+        f"INSERT OVERWRITE TABLE IDENTIFIER({{name}}) PARTITION ({BATCH} = {batch}) SELECT * FROM {{rows}}",  # noqa: S608
+        name=sink.table,
         rows=rows,
     )
 

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -56,6 +57,11 @@ SETTINGS = {
 CONNECTOR = Path(__file__).with_name("connector.xml")
 """The jars of Spark's own Kafka connector."""
 
+HAS_DELTA = pyspark.__version__.startswith("4.2.")
+"""Whether Delta Lake has jars for this Spark, so that sessions of the tests have them."""
+
+collect_ignore = [] if HAS_DELTA else ["test_delta.py", "test_delta_kills.py"]
+
 MakeTopic = Callable[..., str]
 
 kafka_is_deep = pytest.mark.parametrize(
@@ -81,13 +87,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.deep)
 
 
+def jar_settings() -> dict[str, str]:
+    """The jars of a session, and what they need."""
+    jars = jars_of(CONNECTOR, "spark-connector")
+    if not HAS_DELTA:
+        return {"spark.jars": ",".join(map(str, jars))}
+    jars += jars_of(Path(__file__).with_name("delta.xml"), "spark-delta")
+    return {
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+
+
 @cache
 def shared_session() -> SparkSession:
     with quick_python():
         session = broker_spark.session(
             "tests",
             master="local[2,3]",
-            config={**SETTINGS, "spark.jars": ",".join(map(str, jars_of(CONNECTOR, "spark-connector")))},
+            config={**SETTINGS, **jar_settings()},
         )
     atexit.register(session.stop)
     return session

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from broker.blocking import connect
 from broker.cli import main
 from broker.errors import ConfigurationError
-from broker_spark.pipeline import Expect, FileSink, TopicSink
+from broker_spark.pipeline import Expect, FileSink, TableSink, TopicSink
 from broker_spark.pipeline.inspecting import status
 from broker_spark.pipeline.toml_file import _SINKS, _TOP, read_pipeline
 from tests.servers import nats
@@ -128,6 +128,18 @@ def test_a_file_declares_expectations(file: Path) -> None:
         "has a colour": Expect("payload.colour <> ''", "count"),
         "positive": Expect("payload.number > 0", "dead"),
     }
+
+
+def test_a_file_declares_a_table(file: Path) -> None:
+    table = 'table = "orders"\nformat = "delta"\nmerge_by = ["number"]\norder_by = ["day"]'
+    text = file.read_text().replace('path = "archive"', table).replace('partition_by = ["colour"]\n', "")
+    file.write_text(text)
+    assert read_pipeline(file).sinks["archive"] == TableSink(
+        "orders", format="delta", merge_by=["number"], order_by=["day"]
+    )
+    file.write_text(text.replace('["day"]', "[5]"))
+    with pytest.raises(ConfigurationError, match=r"sinks\.archive\.order_by\[0\] is 5\. It takes text"):
+        read_pipeline(file)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from pyspark.sql import SparkSession
 
 from broker.errors import ConfigurationError
 from broker_spark.pipeline import FileSink, TableSink
-from broker_spark.pipeline.preflight import try_sinks
+from broker_spark.pipeline.preflight import check_rows, try_sinks
 from broker_spark.pipeline.writing import write
+from tests.spark.conftest import HAS_DELTA
 from tests.spark.test_pipeline_targets import make
 
 
@@ -77,6 +78,18 @@ def test_errors_of_the_writer_raise(
 def test_a_table_of_a_missing_database_raises(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"^sinks\.out: The rows cannot be written: .*SCHEMA_NOT_FOUND"):
         _try(spark, tmp_path, TableSink("nowhere_at_all.numbers"))
+
+
+@pytest.mark.skipif(HAS_DELTA, reason="the session of these tests is one of Delta Lake")
+def test_a_session_without_delta_is_told_what_it_needs(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_rows(make(tmp_path, out=TableSink("numbers", format="delta")), spark.range(1))
+    assert str(caught.value) == (
+        "sinks.out: format is 'delta', and this session is not one of Delta Lake. Set spark.jars to the jars of Delta "
+        f"Lake for Spark {spark.version[:3]}, spark.sql.extensions to io.delta.sql.DeltaSparkSessionExtension, "
+        "spark.sql.catalog.spark_catalog to org.apache.spark.sql.delta.catalog.DeltaCatalog, in `config` or "
+        "spark-defaults.conf, before the session starts"
+    )
 
 
 def test_a_table_of_another_catalog_is_left_to_it(spark: SparkSession, tmp_path: Path) -> None:

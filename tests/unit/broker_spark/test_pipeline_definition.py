@@ -33,6 +33,30 @@ class Undecoded:
         ({"sinks": {"a": FileSink("/x", partition_by="colour")}}, "sinks.a: partition_by is 'colour'. It takes a list"),
         ({"sinks": {"a": FileSink("/x", where=5)}}, "sinks.a: where is 5. It takes a condition of SQL"),  # type: ignore[arg-type]
         ({"sinks": {"a": TableSink("x", format=5)}}, "sinks.a: format is 5. It takes parquet"),  # type: ignore[arg-type]
+        (
+            {"sinks": {"a": FileSink("/x", format="Delta")}},
+            "sinks.a: format is 'Delta'. It takes a format of files: write",
+        ),
+        (
+            {"sinks": {"a": TableSink("x", format="delta", merge_by="topic")}},
+            "sinks.a: merge_by is 'topic'. It takes a list",
+        ),
+        (
+            {"sinks": {"a": TableSink("x", merge_by=["topic"])}},
+            "sinks.a: merge_by is given, and a table of format 'parquet' has no MERGE. Write to a Delta table",
+        ),
+        (
+            {"sinks": {"a": TableSink("x", format="delta", order_by=["offset"])}},
+            "sinks.a: order_by is given without merge_by",
+        ),
+        (
+            {"sinks": {"a": TableSink("x", format="delta", merge_by=["topic"], order_by=["ofset"])}},
+            "sinks.a: order_by has 'ofset', which is not a column of the rows. Did you mean 'offset'",
+        ),
+        (
+            {"dead_letters": TableSink("x", format="delta", merge_by=["topic"])},
+            "dead_letters.merge_by is ['topic']. It takes nothing: no row that does not decode may be lost",
+        ),
         ({"dead_letters": FileSink("/x", where="number > 5")}, "dead_letters.where is 'number > 5'. It takes nothing"),
         ({"dead_letters": TopicSink("dead", key="id")}, "dead_letters.key is 'id'. It takes nothing: a letter has the"),
         ({"sql": "select 1", "transform": lambda frame: frame}, "transform and sql are both given"),
@@ -135,6 +159,7 @@ def test_columns_that_only_spark_knows_are_named() -> None:
         "sinks": {
             "large": TopicSink("large", key="numbr", where="number > 5"),
             "files": FileSink("/nowhere", partition_by=["colour"]),
+            "latest": TableSink("latest", format="delta", merge_by=["number"], order_by=["day", "hour"]),
         },
         "dead_letters": FileSink("/dead", partition_by=["topic"]),
         "checkpoint": "/checkpoint",
@@ -144,11 +169,14 @@ def test_columns_that_only_spark_knows_are_named() -> None:
         "sinks.large.key",
         "sinks.large.where",
         "sinks.files.partition_by",
+        "sinks.latest.merge_by",
+        "sinks.latest.order_by",
         "dead_letters.partition_by",
     ]
     shown = dict(parts(pipeline))
     assert ", key numbr, " in shown["sinks.large"]
     assert ", by colour, " in shown["sinks.files"]
+    assert shown["sinks.latest"] == "Delta table latest, merged by number, latest by day, hour, each row once"
     fields["sinks"] = {"large": TopicSink("large", key="key"), "files": FileSink("/nowhere", partition_by=["topic"])}
     assert unchecked(Pipeline(**fields)) == ["dead_letters.partition_by"]
 
