@@ -18,7 +18,7 @@ from broker.errors import ConfigurationError
 from broker_spark.common.options import as_texts
 from broker_spark.pipeline.definition import DELTA, TableSink
 from broker_spark.pipeline.tables import braced, missing_columns, no_rows, path_of, quoted
-from broker_spark.runtime.hadoop import find_path
+from broker_spark.runtime.hadoop import find_path, path_errors_as
 
 __all__ = ["DELTA_CATALOG", "check_delta", "replace_delta", "write_delta"]
 
@@ -160,8 +160,9 @@ def _schema(spark: SparkSession, sink: TableSink) -> StructType | None:
 
 def _is_table(spark: SparkSession, path: str) -> bool:
     """Whether a directory has a Delta table."""
-    place, files = find_path(spark, f"{path.rstrip('/')}/_delta_log")
-    return bool(files.exists(place))
+    with path_errors_as("options.path", path):
+        place, files = find_path(spark, f"{path.rstrip('/')}/_delta_log")
+        return bool(files.exists(place))
 
 
 def _check_session(spark: SparkSession) -> None:
