@@ -133,12 +133,12 @@ class SparkLife:
             fields = _parse(line)
             if "ready" in fields:
                 self._ready.set()
-            elif "failed" in fields:
-                self._failure = str(fields["failed"])
             elif "batch" in fields:
                 report = msgspec.convert(fields, BatchReport)
                 self.reports.append(report)
                 self._on_batch(report)
+            elif "failed" in fields:
+                self._failure = str(fields["failed"])
 
     async def _why(self) -> str:
         """Why it ended: its last report, else the end of its log."""
