@@ -18,6 +18,7 @@ from broker.names import known_name
 __all__ = [
     "TIME_OR_AGE",
     "KnownTopic",
+    "Listen",
     "Rate",
     "SubscriptionName",
     "TopicName",
@@ -113,6 +114,10 @@ def parse_start(text: str) -> Start:
 TopicName = Annotated[
     str,
     typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False, autocompletion=complete_topic),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(metavar="[HOST:]PORT", help="Serve /health and /metrics at this address; port 0 is any free one."),
 ]
 KnownTopic = Annotated[
     str,

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Self, cast
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from broker.cli.arguments import Listen
 from broker.cli.health import ProbeServer, parse_address, probe
 from broker.cli.output import json_text, print_above, print_line, print_lines, progress_console, show_table
 from broker.cli.session import AsJson, Session, command, new_app
@@ -38,10 +39,7 @@ async def run(
     session: Session,
     file: File,
     *,
-    listen: Annotated[
-        str | None,
-        typer.Option(metavar="[HOST:]PORT", help="Serve /health and /metrics at this address; port 0 is any free one."),
-    ] = None,
+    listen: Listen = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a pipeline.

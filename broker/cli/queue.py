@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from broker.cli import dead, subscriptions
-from broker.cli.arguments import SubscriptionName, Yes
+from broker.cli.arguments import Listen, SubscriptionName, Yes
 from broker.cli.completion import complete_topic
 from broker.cli.health import Page, ProbeServer, parse_address, probe
 from broker.cli.output import escaped, json_line, show_table
@@ -143,10 +143,7 @@ async def tracker(
             autocompletion=complete_topic,
         ),
     ] = "",
-    listen: Annotated[
-        str | None,
-        typer.Option(metavar="[HOST:]PORT", help="Serve /health and /metrics at this address; port 0 is any free one."),
-    ] = None,
+    listen: Listen = None,
     as_json: AsJson = False,
 ) -> None:
     """Redeliver messages of a queue when leases end.
