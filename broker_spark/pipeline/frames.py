@@ -113,9 +113,8 @@ def stream_of(
             metrics.append(F.count_if(F.col(REASON).isNotNull()).alias(_DEAD))
             metrics += partition_metrics(source.expect, *_partition(options))
         # Spark does not move a filter of the transform below an observed frame.
-        frames[name] = _passed(
-            source, judged.observe(_metrics_of(name) if counts is None else counts[name], *metrics)
-        ).select(*columns)
+        observed = judged.observe(_metrics_of(name) if counts is None else counts[name], *metrics)
+        frames[name] = _passed(source, observed).select(*columns)
     return _transformed(pipeline, frames)
 
 

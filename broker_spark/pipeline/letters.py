@@ -2,10 +2,9 @@
 
 The stream carries only rows for the transform, so a batch without dead rows pays nothing for letters. The tasks that
 decode tell the driver by an accumulator that there are some, and the first and the last of their offsets in each
-partition.
-What lies between these, or all segments of the batch in a spool, is read and decoded a second time; what does not
-decode are the letters. Spark evaluates expectations and tells only the partitions of rows that failed: of these the
-whole batch is read again.
+partition. What lies between these, or all segments of the batch in a spool, is read and decoded a second time; what
+does not decode are the letters. Spark evaluates expectations, and reports only the partitions of rows that failed: what
+the batch has of these is read again.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Observing(ConformanceCase):
 
     @promise(
         "observing.origin-of-publishes",
-        "Publish interceptors are told whether the application, a dead letter or a redrive publishes.",
+        "A publish interceptor sees whether the application, a dead letter or a redrive publishes.",
     )
     async def test_origin_of_publishes(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
