@@ -32,7 +32,7 @@ from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.outbound import OutboundMessage
 from broker.partitioners import Partitioner, check_partitioner
-from broker.protocols import Codec, TableWriter, TransactionalPublisher
+from broker.protocols import AnyCodec, TableWriter, TransactionalPublisher
 from broker.publishing.partitioning import PartitionedTarget, Partitions
 from broker.publishing.tables import open_table_writer
 from broker.publishing.topic import TopicFacade, codec_key
@@ -210,9 +210,9 @@ class Bus:
     @overload
     def topic(self, name: str, *, partitioner: Partitioner = "broker") -> TopicFacade[bytes]: ...
     @overload
-    def topic(self, name: str, codec: Codec[T], *, partitioner: Partitioner = "broker") -> TopicFacade[T]: ...
+    def topic(self, name: str, codec: AnyCodec[T], *, partitioner: Partitioner = "broker") -> TopicFacade[T]: ...
     def topic(
-        self, name: str, codec: Codec[Any] | None = None, *, partitioner: Partitioner = "broker"
+        self, name: str, codec: AnyCodec[Any] | None = None, *, partitioner: Partitioner = "broker"
     ) -> TopicFacade[Any]:
         """A topic to publish to. Does no I/O: a missing topic raises at the first publish.
 
@@ -308,7 +308,7 @@ class Bus:
         topics: str | TopicPattern | Sequence[str],
         *,
         subscription: str | Ephemeral,
-        codec: Codec[T],
+        codec: AnyCodec[T],
         **options: Unpack[MessageOptions],
     ) -> MessageConsumer[T]: ...
     def messages(
@@ -316,7 +316,7 @@ class Bus:
         topics: str | TopicPattern | Sequence[str],
         *,
         subscription: str | Ephemeral,
-        codec: Codec[Any] | None = None,
+        codec: AnyCodec[Any] | None = None,
         retry: Retry | None = None,
         retry_topics: RetryTopics | None = None,
         dead_letter: str | Drop | None = None,
@@ -396,7 +396,7 @@ class Bus:
         topics: str | TopicPattern | Sequence[str],
         *,
         group: str | Ephemeral,
-        codec: Codec[T],
+        codec: AnyCodec[T],
         **options: Unpack[RecordOptions],
     ) -> RecordConsumer[T]: ...
     def records(
@@ -404,7 +404,7 @@ class Bus:
         topics: str | TopicPattern | Sequence[str],
         *,
         group: str | Ephemeral,
-        codec: Codec[Any] | None = None,
+        codec: AnyCodec[Any] | None = None,
         start: Start = "earliest",
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_decode_error: str = "raise",

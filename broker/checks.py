@@ -151,22 +151,37 @@ def check_time(name: str, value: object) -> None:
         raise ConfigurationError(f"{name} {value.isoformat()} has no timezone", advice="Use datetime(..., tzinfo=UTC)")
 
 
-def check_codec(value: object) -> None:
-    """:raises ConfigurationError: the value is neither a codec nor None, or is a class where an instance is needed."""
+_PLAIN_CODEC: Final = ("encode", "decode")
+_ENVELOPE_CODEC: Final = ("pack", "unpack")
+
+
+def check_codec(value: object, *, envelopes: bool = True) -> None:
+    """:param envelopes: an `EnvelopeCodec` will do.
+    :raises ConfigurationError: the value is neither a codec nor None, or is a class where an instance is needed.
+    """
     if value is None:
         return
     codec_class: Any = get_origin(value) or value
-    if inspect.isclass(codec_class):
-        # A class with two static or class methods is itself a codec.
-        methods = [inspect.getattr_static(codec_class, name, None) for name in ("encode", "decode")]
-        if not all(isinstance(method, staticmethod | classmethod) for method in methods):
-            types = [getattr(one, "__name__", repr(one)) for one in getattr(value, "__args__", ())]
-            name = codec_class.__name__
-            raise ConfigurationError(
-                f"codec is the class {name}", advice=f"Pass an instance: {name}({', '.join(types)})"
-            )
-    if not (callable(getattr(value, "encode", None)) and callable(getattr(value, "decode", None))):
-        raise refused("codec", value, "an object with encode and decode, or None")
+    # A class with two static or class methods is itself a codec.
+    if inspect.isclass(codec_class) and not (
+        _callable_on_class(codec_class, _PLAIN_CODEC) or _callable_on_class(codec_class, _ENVELOPE_CODEC)
+    ):
+        types = [getattr(one, "__name__", repr(one)) for one in getattr(value, "__args__", ())]
+        name = codec_class.__name__
+        raise ConfigurationError(f"codec is the class {name}", advice=f"Pass an instance: {name}({', '.join(types)})")
+    if _has_methods(value, _PLAIN_CODEC) or (envelopes and _has_methods(value, _ENVELOPE_CODEC)):
+        return
+    others = ", one with pack and unpack" if envelopes else ""
+    raise refused("codec", value, f"an object with encode and decode{others}, or None")
+
+
+def _callable_on_class(codec_class: Any, names: tuple[str, str]) -> bool:
+    methods = [inspect.getattr_static(codec_class, name, None) for name in names]
+    return all(isinstance(method, staticmethod | classmethod) for method in methods)
+
+
+def _has_methods(value: object, names: tuple[str, str]) -> bool:
+    return all(callable(getattr(value, name, None)) for name in names)
 
 
 def _or_none(optional: bool) -> str:

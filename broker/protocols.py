@@ -25,6 +25,7 @@ from typing_extensions import TypeVar
 
 from broker.driver.contract import Bounds, Lag, Start, SubscriptionInfo, TopicInfo, TopicPartition
 from broker.driver.group_admin import GroupInfo, PositionChange
+from broker.envelopes import Envelope
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage, OutboundPayload
 from broker.receipts import Receipt
@@ -33,6 +34,7 @@ from broker.threads.messages import BlockingMessage, BlockingMessageBatch
 
 __all__ = [
     "Admin",
+    "AnyCodec",
     "AsyncBatchHandler",
     "AsyncHandler",
     "BatchHandler",
@@ -42,6 +44,7 @@ __all__ = [
     "BatchedRecordIterator",
     "BatchedRecordStream",
     "Codec",
+    "EnvelopeCodec",
     "FollowedLog",
     "GroupAdmin",
     "Handler",
@@ -51,6 +54,7 @@ __all__ = [
     "OwnPositions",
     "PlainBatchHandler",
     "PlainHandler",
+    "PreparesBatches",
     "Publisher",
     "Receiver",
     "RecordIterator",
@@ -95,6 +99,45 @@ class Codec(Protocol[T]):
 
     def decode(self, data: bytes | None) -> T:
         """:raises DecodeError: the bytes cannot be decoded."""
+        ...
+
+
+@runtime_checkable
+class EnvelopeCodec(Protocol[T]):
+    """A codec that sees the whole message, for formats that put a type, a schema id or a time into attributes.
+
+    Give one wherever a `Codec` goes. Both methods run on the event loop, so they must be fast.
+    """
+
+    def pack(self, payload: T, message: OutboundMessage, topic: str) -> OutboundMessage:
+        """The message to publish, made by `message.replace(data=…, attributes=…)`.
+
+        :param message: the fields that the caller gave, without a body.
+        :raises InvalidMessage: the payload cannot be encoded.
+        """
+        ...
+
+    def unpack(self, envelope: Envelope) -> T:
+        """:param envelope: a received `Message` or `Record`.
+
+        :raises DecodeError: the message cannot be decoded.
+        """
+        ...
+
+
+AnyCodec = Codec[T] | EnvelopeCodec[T]
+
+
+@runtime_checkable
+class PreparesBatches(Protocol):
+    """An `EnvelopeCodec` that fetches what `unpack` needs, such as schemas, before messages are handed over."""
+
+    async def prepare(self, envelopes: Sequence[Envelope]) -> None:
+        """Called once for each batch that a consumer has fetched, before their first `unpack`.
+
+        An exception stops the hand-over: the consumer logs the error and calls again with growing pauses. For a message
+        that no call can help, return: `unpack` then raises for this message alone.
+        """
         ...
 
 

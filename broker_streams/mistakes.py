@@ -201,7 +201,7 @@ def _codec_mistake(codec: object) -> Iterator[str]:
     if codec is None:
         yield "its codec is None. It takes a codec; Bytes() leaves bytes as they are"
     else:
-        yield from _caught(check_codec, codec)
+        yield from _caught(check_codec, codec, envelopes=False)
 
 
 def _start_mistakes(start: object) -> Iterator[str]:
@@ -264,9 +264,9 @@ def _is(edge: Any, *kinds: type) -> bool:
     return isinstance(edge, kinds)
 
 
-def _caught(check: Callable[..., object], *arguments: object) -> Iterator[str]:
+def _caught(check: Callable[..., object], *arguments: object, **options: object) -> Iterator[str]:
     try:
-        check(*arguments)
+        check(*arguments, **options)
     except ConfigurationError as error:
         yield str(error)
 

@@ -34,7 +34,7 @@ from broker.errors import Closed, ConfigurationError, PublishError
 from broker.hooks import Hooks
 from broker.names import Ephemeral
 from broker.partitioners import Partitioner
-from broker.protocols import Codec
+from broker.protocols import AnyCodec
 from broker.publishing.topic import codec_key
 from broker.reading.log_reader import LogReaderFacade
 from broker.reading.options import AnyRecordOptions
@@ -173,8 +173,10 @@ class Bus:
     @overload
     def topic(self, name: str, *, partitioner: Partitioner = "broker") -> Topic[bytes]: ...
     @overload
-    def topic(self, name: str, codec: Codec[T], *, partitioner: Partitioner = "broker") -> Topic[T]: ...
-    def topic(self, name: str, codec: Codec[Any] | None = None, *, partitioner: Partitioner = "broker") -> Topic[Any]:
+    def topic(self, name: str, codec: AnyCodec[T], *, partitioner: Partitioner = "broker") -> Topic[T]: ...
+    def topic(
+        self, name: str, codec: AnyCodec[Any] | None = None, *, partitioner: Partitioner = "broker"
+    ) -> Topic[Any]:
         """A topic to publish to. Does no I/O: a missing topic raises at the first publish.
 
         Calls with the same name, partitioner and an equal codec return the same object until it is closed.
@@ -238,7 +240,7 @@ class Bus:
         topics: str | TopicPattern | Sequence[str],
         *,
         subscription: str | Ephemeral,
-        codec: Codec[T],
+        codec: AnyCodec[T],
         **options: Unpack[MessageOptions],
     ) -> MessageConsumer[T]: ...
     def messages(
@@ -246,7 +248,7 @@ class Bus:
         topics: str | TopicPattern | Sequence[str],
         *,
         subscription: str | Ephemeral,
-        codec: Codec[Any] | None = None,
+        codec: AnyCodec[Any] | None = None,
         **options: Unpack[MessageOptions],
     ) -> MessageConsumer[Any]:
         """A consumer of messages that are settled one by one. Does no I/O: `with` opens the consumer.
@@ -271,7 +273,7 @@ class Bus:
         topics: str | TopicPattern | Sequence[str],
         *,
         group: str | Ephemeral,
-        codec: Codec[T],
+        codec: AnyCodec[T],
         **options: Unpack[RecordOptions],
     ) -> RecordConsumer[T]: ...
     def records(
@@ -279,7 +281,7 @@ class Bus:
         topics: str | TopicPattern | Sequence[str],
         *,
         group: str | Ephemeral,
-        codec: Codec[Any] | None = None,
+        codec: AnyCodec[Any] | None = None,
         **options: Unpack[RecordOptions],
     ) -> RecordConsumer[Any]:
         """A consumer of records of a partitioned log. Does no I/O: `with` joins the group.

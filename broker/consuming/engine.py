@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from broker.capabilities import MessageCapabilities
+from broker.codecs.envelopes import Preparation, decoder_of, preparation_of
 from broker.consuming.dead_letters import DeadLetterWriter, describe
 from broker.consuming.failure_policy import FailurePolicy
 from broker.consuming.in_flight import InFlight, Receivers
@@ -23,7 +24,7 @@ from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
 from broker.consuming.retry.policy import Attempts, Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.concurrency import TaskSet, check_loop, pause
+from broker.driver.concurrency import Backoff, TaskSet, check_loop, pause
 from broker.driver.contract import MessageSource, SourceListener
 from broker.driver.loop_watch import LoopWatch
 from broker.driver.optional import ReportsIdle
@@ -40,7 +41,7 @@ from broker.errors import (
 from broker.hooks import Hooks, Warned, logger
 from broker.messages import Message, Outcome, SettleState
 from broker.names import known_name
-from broker.protocols import Codec
+from broker.protocols import AnyCodec
 from broker.token_bucket import TokenBucket
 from broker.topic_patterns import TopicPattern
 
@@ -76,6 +77,8 @@ _OPEN = SettleState.OPEN
 _IDLE_RECHECK: Final = 0.5
 _ROOM_SECONDS: Final = 0.25
 _LAST_LOOK: Final = 1.0
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 10.0
 
 
 class Engine:
@@ -93,7 +96,7 @@ class Engine:
         *,
         retry: Retry,
         dead_letter: DeadLetterWriter | Drop | None,
-        codec: Codec[Any] | None,
+        codec: AnyCodec[Any] | None,
         subscription: str | None,
         group: str | None,
         hooks: Hooks,
@@ -113,7 +116,12 @@ class Engine:
         self._name = subscription or group or ""
         self._retry_writer = retry_writer
         self.receivers = Receivers()
-        self._decode = None if codec is None else codec.decode
+        self._decode, self._takes_messages = decoder_of(codec)
+        self._prepare = preparation_of(codec)
+        self._unprepared: list[Message[Any]] = []
+        """Fetched messages for which `prepare` of the codec was not called."""
+        self._preparing: asyncio.Task[None] | None = None
+        """Runs while there are unprepared messages; meanwhile nothing is handed over."""
         self._delivery_bound = retry.delivery_bound
         self._last_delivery = capabilities.delivery_limit if isinstance(dead_letter, DeadLetterWriter) else None
         self._sources = sources
@@ -127,7 +135,7 @@ class Engine:
         self._ended = False
         self._paused = False
         self._halted = False
-        """Nothing is handed over: the consumer has ended, is paused or waits for its rate. Each hand-over reads it."""
+        """Nothing is handed over: the consumer has ended, is paused, or waits for its rate or its codec."""
         self._bucket = None if options.max_rate is None else TokenBucket(options.max_rate, self._loop.time())
         self._rate_timer: asyncio.TimerHandle | None = None
         """Set while the consumer waits for its rate."""
@@ -211,6 +219,7 @@ class Engine:
             attempts=self.attempts,
             max_messages=max_messages,
             max_bytes=max_bytes,
+            prepare=None if self._prepare is None else partial(self._prepare_soon, self._prepare),
             failed=self.fail if self._followed is None else partial(self._source_failed, topic),
         )
         policy = FailurePolicy(in_flight, self.retry, self._dead_letter, self._retry_writer)
@@ -384,9 +393,35 @@ class Engine:
         self._rate_timer = None
         self._go_on()
 
+    def _prepare_soon(self, prepare: Preparation, messages: Sequence[Message[Any]]) -> None:
+        """Hand nothing over until the codec has prepared these."""
+        self._unprepared += messages
+        if self._preparing is None and not self._ended:
+            self._halted = True
+            self._preparing = self._loop.create_task(self._prepare_all(prepare), name="broker-codec-prepare")
+
+    async def _prepare_all(self, prepare: Preparation) -> None:
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while self._unprepared:
+            batch, self._unprepared = self._unprepared, []
+            try:
+                await prepare(batch)
+            except Exception as error:
+                delay = backoff.next()
+                self._warn(
+                    f"Nothing of {self._topics} is handed over: the codec failed to prepare {len(batch)} messages, "
+                    f"next try in {delay:.2f} s: {describe(error)}"
+                )
+                await asyncio.sleep(delay)
+                self._unprepared = [message for message in batch if message.state is _OPEN] + self._unprepared
+            else:
+                backoff.reset()
+        self._preparing = None
+        self._go_on()
+
     def _go_on(self) -> None:
         """Hand over again, unless there is another reason not to."""
-        self._halted = self._ended or self._paused or self._rate_timer is not None
+        self._halted = self._ended or self._paused or self._rate_timer is not None or self._preparing is not None
         if not self._halted:
             self.receivers.wake(sum(len(in_flight.ready) for in_flight in self._in_flight))
 
@@ -510,6 +545,8 @@ class Engine:
             self._rate_timer.cancel()
         if self._following is not None:
             self._following.cancel()
+        if self._preparing is not None:
+            self._preparing.cancel()
         for in_flight in self._in_flight:
             in_flight.stop_fetching()
         self.receivers.wake(len(self.receivers.waiters))
@@ -592,7 +629,7 @@ class Engine:
             in_flight.expire_leases(messages)
         admitted: list[Message[Any]] = []
         lease_ends = now + self.options.max_lease
-        bound, decode = self._delivery_bound, self._decode
+        bound, decode, takes_messages = self._delivery_bound, self._decode, self._takes_messages
         last = self._last_delivery
         for message in messages:
             if message.state is not _OPEN:
@@ -606,7 +643,7 @@ class Engine:
                 continue
             if decode is not None:
                 try:
-                    message.decoded = decode(message.data)
+                    message.decoded = decode(message if takes_messages else message.data)
                 except Exception as error:
                     text = error.message if isinstance(error, DecodeError) else describe(error)
                     policy_of(message).give_up_soon(message, f"cannot be decoded: {text}", error)

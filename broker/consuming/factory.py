@@ -24,7 +24,7 @@ from broker.errors import ConfigurationError, InvalidName, NotFound, TopicNotFou
 from broker.hooks import Hooks, publishing_as
 from broker.names import Ephemeral, check_name
 from broker.outbound import OutboundMessage
-from broker.protocols import Codec, Topic
+from broker.protocols import AnyCodec, Topic
 from broker.topic_patterns import TopicPattern
 
 _LIKE_A_PATTERN: Final = re.compile(r"[*+?^$|()\[\]\\]")
@@ -53,7 +53,7 @@ class ConsumerFactory:
         topics: Sequence[str] | TopicPattern,
         *,
         subscription: str | Ephemeral,
-        codec: Codec[Any] | None,
+        codec: AnyCodec[Any] | None,
         retry: Retry | None,
         retry_topics: RetryTopics | None,
         dead_letter: str | Drop | None,
@@ -139,7 +139,7 @@ class ConsumerFactory:
         *,
         retry: Retry,
         dead_letter: str | Drop | None,
-        codec: Codec[Any] | None,
+        codec: AnyCodec[Any] | None,
         subscription: str | None,
         group: str | None,
         retry_routes: RetryRoutes | None = None,

@@ -162,6 +162,7 @@ class Receivers:
 class InFlight:
     """The messages of one source from the fetch to the settlement; implements `SourceListener` for the source.
 
+    :param prepare: called with fetched messages before they are ready; None where the codec prepares nothing.
     :param failed: called with the fatal error that ended the fetch loop.
     """
 
@@ -178,6 +179,7 @@ class InFlight:
         attempts: Attempts,
         max_messages: int,
         max_bytes: int,
+        prepare: Callable[[Sequence[Message[Any]]], None] | None,
         failed: Callable[[BrokerError], None],
     ) -> None:
         self.topic = topic
@@ -190,6 +192,7 @@ class InFlight:
         self.max_messages = max_messages
         self._receivers = receivers
         self.counts = receivers.counts
+        self._prepare = prepare
         self._failed = failed
         self._lanes = ready if isinstance(ready, Lanes) else None
         self.messages: dict[Message[Any], int] = {}
@@ -467,6 +470,8 @@ class InFlight:
         self._receivers.active()
         if self._admit is not None:
             messages = self._admit(messages)
+        if self._prepare is not None and messages:
+            self._prepare(messages)
         refused = self.ready.put_all(messages)
         for message, delay in refused:
             self.release((message,), min(delay, self.capabilities.native_delay))

@@ -26,13 +26,14 @@ from typing import Any, Final, Generic, Literal, cast, overload
 from typing_extensions import TypeVar
 
 from broker.capabilities import Capabilities
+from broker.codecs.envelopes import pack
 from broker.driver.concurrency import check_loop
 from broker.driver.contract import PublishTarget
 from broker.driver.limits import MessageLimits
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
 from broker.hooks import Hooks, PublishCall, Published, logger
 from broker.outbound import OutboundMessage, OutboundPayload, check_batch, check_no_fields
-from broker.protocols import Codec
+from broker.protocols import AnyCodec, EnvelopeCodec
 from broker.publishing.outgoing import outcome_of
 from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
 from broker.receipts import Receipt, count_duplicates
@@ -72,6 +73,7 @@ class TopicFacade(Generic[T]):
         "_check",
         "_closed",
         "_closing",
+        "_codec",
         "_duplicates_logged",
         "_encode",
         "_hooks",
@@ -91,7 +93,7 @@ class TopicFacade(Generic[T]):
         self,
         name: str,
         target_factory: Callable[[], PublishTarget],
-        codec: Codec[T] | None,
+        codec: AnyCodec[T] | None,
         capabilities: Capabilities,
         hooks: Hooks,
         *,
@@ -100,7 +102,10 @@ class TopicFacade(Generic[T]):
     ) -> None:
         self.name: Final = name
         self._target_factory = target_factory
-        self._encode: Callable[[Any], bytes | None] | None = None if codec is None else codec.encode
+        self._codec = codec if isinstance(codec, EnvelopeCodec) else None
+        self._encode: Callable[[Any], bytes | None] | None = (
+            None if codec is None or isinstance(codec, EnvelopeCodec) else codec.encode
+        )
         self._able = capabilities.publish
         self._limits = MessageLimits(capabilities)
         self._check = self._limits.check
@@ -334,7 +339,14 @@ class TopicFacade(Generic[T]):
             check_no_fields(
                 message, key=key, attributes=attributes, id=id, deliver_at=deliver_at, ttl=ttl, partition=partition
             )
-            return message if isinstance(message, OutboundMessage) else message.encoded(self._body(message.payload))
+            if isinstance(message, OutboundMessage):
+                return message
+            if self._codec is not None:
+                return pack(self._codec, message.payload, message.encoded(None), self.name)
+            return message.encoded(self._body(message.payload))
+        if self._codec is not None:
+            fields = OutboundMessage(None, key, attributes, id, deliver_at, ttl, partition)
+            return pack(self._codec, payload, fields, self.name)
         return OutboundMessage(self._body(payload), key, attributes, id, deliver_at, ttl, partition)
 
     def _body(self, payload: Any) -> bytes | None:

@@ -10,20 +10,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
-from broker.consuming.dead_letters import DeadLetterWriter, log_dead_lettered
+from broker.codecs.envelopes import Preparation, decoder_of, preparation_of
+from broker.consuming.dead_letters import DeadLetterWriter, describe, log_dead_lettered
 from broker.driver.assignments import Assignments
+from broker.driver.concurrency import Backoff
 from broker.driver.contract import Backend, PublishTarget, TopicPartition
 from broker.driver.record_messages import message_of
+from broker.envelopes import UNSET
 from broker.errors import BrokerError, DecodeError
-from broker.hooks import DeadLettered, Hooks
+from broker.hooks import DeadLettered, Hooks, Warned, logger
 from broker.outbound import OutboundMessage
-from broker.protocols import Codec
+from broker.protocols import AnyCodec
 from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record, undecodable
 
 __all__ = ["RecordDecoder", "open_decoder"]
+
+
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 10.0
+_PREPARED: Final = object()
+"""What `decoded` is between `prepare` and `unpack` of the codec."""
 
 
 class RecordDecoder:
@@ -34,7 +44,7 @@ class RecordDecoder:
 
     def __init__(
         self,
-        codec: Codec[Any],
+        codec: AnyCodec[Any],
         on_decode_error: str,
         *,
         backend: Backend,
@@ -43,25 +53,34 @@ class RecordDecoder:
         assignments: Assignments,
         hooks: Hooks,
     ) -> None:
-        self._decode = codec.decode
+        self._decode, self._takes_records = decoder_of(codec)
         self._target_name = on_decode_error
         self._backend = backend
         self._group = group
         self._fetcher = fetcher
         self._assignments = assignments
         self._hooks = hooks
+        self._prepare = preparation_of(codec)
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self._preparing: asyncio.Task[None] | None = None
         self._target: PublishTarget | None = None
         self._poison: Record[Any] | None = None
         self._writing: asyncio.Task[None] | None = None
 
     def decode_next(self, record: Record[Any]) -> bool:
-        """Decode the record at the head of the buffer; False if it is being dead-lettered.
+        """Decode the record at the head of the buffer; False if it is being prepared or dead-lettered.
 
         :raises DecodeError: it cannot be decoded, and there is no dead-letter topic. It has left the buffer, and counts
             as handed over.
         """
+        if self._prepare is not None and record.decoded is UNSET:
+            if self._preparing is None or self._preparing.done():
+                self._preparing = asyncio.get_running_loop().create_task(
+                    self._prepare_buffered(self._prepare), name="broker-codec-prepare"
+                )
+            return False
         try:
-            record.decoded = self._decode(record.data)
+            record.decoded = self._decode(record if self._takes_records else record.data)
         except Exception as error:
             failure = undecodable(record, error, "give on_decode_error= a dead-letter topic")
             if self._target_name == "raise":
@@ -77,19 +96,44 @@ class RecordDecoder:
         return True
 
     def decode_following(self, records: list[Record[Any]]) -> None:
-        """Decode all but the first, which is decoded; put back the first that fails, and what follows it."""
-        decode = self._decode
+        """Decode all but the first, which is decoded; put back the first that fails or is unprepared, and the rest."""
+        decode, takes_records, prepared = self._decode, self._takes_records, self._prepare is None
         done = 1
-        try:
+        # The error is met again, and told, when its record is at the head.
+        with suppress(Exception):
             for record in records[1:]:
-                record.decoded = decode(record.data)
+                if not prepared and record.decoded is UNSET:
+                    break
+                record.decoded = decode(record if takes_records else record.data)
                 done += 1
-        except Exception:
+        if done < len(records):
             self._fetcher.buffer.put_back(records[done:])
             del records[done:]
 
-    async def dead_lettered(self, timeout: float | None) -> None:
-        """Wait, at most `timeout` seconds, until the record at the head of the buffer is dead-lettered."""
+    async def _prepare_buffered(self, prepare: Preparation) -> None:
+        """Have the codec prepare what is in the buffer; if the codec fails, pause."""
+        records = [record for record in self._fetcher.buffer.records() if record.decoded is UNSET]
+        try:
+            await prepare(records)
+        except Exception as error:
+            delay = self._backoff.next()
+            text = (
+                f"Nothing is handed over to group {self._group!r}: the codec failed to prepare {len(records)} records, "
+                f"next try in {delay:.2f} s: {describe(error)}"
+            )
+            logger.warning(text)
+            self._hooks.emit(Warned(text=text))
+            await asyncio.sleep(delay)
+            return
+        self._backoff.reset()
+        for record in records:
+            record.decoded = _PREPARED
+
+    async def head_changed(self, timeout: float | None) -> None:
+        """Wait, at most `timeout` seconds, until the record at the head of the buffer is prepared or dead-lettered."""
+        if self._preparing is not None and not self._preparing.done():
+            await asyncio.wait((self._preparing,), timeout=timeout)
+            return
         task = self._writing
         if task is not None:
             await asyncio.wait((task,), timeout=timeout)
@@ -111,6 +155,9 @@ class RecordDecoder:
     async def close(self) -> None:
         """Stop, and release the dead-letter topic."""
         self.stop()
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.wait((self._preparing,))
         if self._writing is not None:
             await asyncio.wait((self._writing,))
         if self._target is not None:
@@ -141,7 +188,7 @@ class RecordDecoder:
 
 
 async def open_decoder(
-    codec: Codec[Any] | None,
+    codec: AnyCodec[Any] | None,
     on_decode_error: str,
     *,
     backend: Backend,

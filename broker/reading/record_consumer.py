@@ -34,7 +34,7 @@ from broker.driver.contract import Backend, RecordSubscription, SourceListener, 
 from broker.driver.loop_watch import LoopWatch
 from broker.errors import BrokerError, Closed, ConfigurationError, TopicNotFound, TopicRecreated, Unsupported
 from broker.hooks import Hooks, logger
-from broker.protocols import Codec, OwnPositions
+from broker.protocols import AnyCodec, OwnPositions
 from broker.reading.copartitions import Copartitions, check_counts, partition_counts
 from broker.reading.decoding import RecordDecoder, open_decoder
 from broker.reading.membership import Membership
@@ -196,7 +196,7 @@ class RecordReading:
                 left = _IDLE_RECHECK
             idle = False
             if head is not None and self._decoder is not None:
-                await self._decoder.dead_lettered(left)
+                await self._decoder.head_changed(left)
             else:
                 self._yielded()
                 await fetcher.arrival(left)
@@ -246,7 +246,7 @@ class MakeMessages(Protocol):
         *,
         retry: Retry,
         dead_letter: str | Drop | None,
-        codec: Codec[Any] | None,
+        codec: AnyCodec[Any] | None,
         subscription: str | None,
         group: str | None,
         retry_routes: RetryRoutes | None,
@@ -282,7 +282,7 @@ class RecordConsumer(Generic[T]):
         subscription: RecordSubscription,
         *,
         hooks: Hooks,
-        codec: Codec[T] | None = None,
+        codec: AnyCodec[T] | None = None,
         on_decode_error: str = "raise",
         max_buffered: int = 10_000,
         max_buffered_bytes: int = 64 * 1024 * 1024,

@@ -134,6 +134,11 @@ class RecordBuffer:
         self._shrunk()
         return record
 
+    def records(self) -> Sequence[Record[Any]]:
+        """The records that may be handed over, which stay in the buffer."""
+        self._make_all()
+        return tuple(self._records)
+
     def peek(self) -> Record[Any] | None:
         """The next record, which stays in the buffer."""
         if self.unmade:

@@ -16,10 +16,11 @@ import msgspec
 from typing_extensions import TypeVar
 
 from broker.checks import is_async
+from broker.codecs.envelopes import decoder_of, pack
 from broker.hooks import Hooks
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage
-from broker.protocols import BatchHandler, Codec, Handler
+from broker.protocols import AnyCodec, BatchHandler, EnvelopeCodec, Handler
 from broker.records import Record
 from broker.threads.plain_handlers import ThreadedHandler
 from broker.threads.portal import Portal
@@ -84,7 +85,7 @@ def make_message(
 def make_message(
     payload: T | OutboundMessage,
     *,
-    codec: Codec[T],
+    codec: AnyCodec[T],
     key: bytes | str | None = None,
     attributes: Mapping[str, str] | None = None,
     topic: str = "fake-topic",
@@ -93,7 +94,7 @@ def make_message(
 def make_message(
     payload: Any,
     *,
-    codec: Codec[Any] | None = None,
+    codec: AnyCodec[Any] | None = None,
     key: bytes | str | None = None,
     attributes: Mapping[str, str] | None = None,
     topic: str = "fake-topic",
@@ -105,11 +106,11 @@ def make_message(
     :param codec: encodes the payload, and decodes it into `message.payload`.
     :raises InvalidMessage: the message is invalid.
     """
-    raw = _received(payload, codec, key, attributes)
+    raw = _received(payload, codec, key, attributes, topic)
     raw.attempt = delivery_attempt
     message: Message[Any] = Message(topic, raw.outbound.data, raw, _VIEW)
     if codec is not None:
-        message.decoded = codec.decode(message.data)
+        message.decoded = _decoded(codec, message)
     return message
 
 
@@ -127,7 +128,7 @@ def make_record(
 def make_record(
     payload: T | OutboundMessage,
     *,
-    codec: Codec[T],
+    codec: AnyCodec[T],
     key: bytes | str | None = None,
     attributes: Mapping[str, str] | None = None,
     topic: str = "fake-topic",
@@ -137,7 +138,7 @@ def make_record(
 def make_record(
     payload: Any,
     *,
-    codec: Codec[Any] | None = None,
+    codec: AnyCodec[Any] | None = None,
     key: bytes | str | None = None,
     attributes: Mapping[str, str] | None = None,
     topic: str = "fake-topic",
@@ -148,17 +149,30 @@ def make_record(
 
     :raises InvalidMessage: the record is invalid.
     """
-    raw = _received(payload, codec, key, attributes)
+    raw = _received(payload, codec, key, attributes, topic)
     record: Record[Any] = Record(topic, partition, offset, raw.outbound.key, raw.outbound.data, raw, _VIEW)
     if codec is not None:
-        record.decoded = codec.decode(record.data)
+        record.decoded = _decoded(codec, record)
     return record
 
 
+def _decoded(codec: AnyCodec[Any], envelope: Message[Any] | Record[Any]) -> Any:
+    decode, takes_envelope = decoder_of(codec)
+    return decode(envelope if takes_envelope else envelope.data)
+
+
 def _received(
-    payload: Any, codec: Codec[Any] | None, key: bytes | str | None, attributes: Mapping[str, str] | None
+    payload: Any,
+    codec: AnyCodec[Any] | None,
+    key: bytes | str | None,
+    attributes: Mapping[str, str] | None,
+    topic: str,
 ) -> _Received:
-    if not isinstance(payload, OutboundMessage):
+    if isinstance(payload, OutboundMessage):
+        pass
+    elif isinstance(codec, EnvelopeCodec):
+        payload = pack(codec, payload, OutboundMessage(None, key, attributes), topic)
+    else:
         payload = OutboundMessage(payload if codec is None else codec.encode(payload), key, attributes)
     return _Received(payload, payload.id or f"fake-{next(_numbers)}", datetime.now(UTC))
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final, Protocol
 
-from broker import DecodeError, Record, TopicPartition
+from broker import AnyCodec, DecodeError, EnvelopeCodec, Record, TopicPartition
 from broker.driver import RecordRun, undecodable
 from broker_kafka.group.assigned_partition import AssignedPartition
 
@@ -37,7 +37,7 @@ class DeliveryBuffer:
     """:param owner: what records are bound to.
     :param max_records: the most records that wait here.
     :param max_bytes: the most bytes that wait here; one batch of the client may exceed them.
-    :param decode: makes payloads of bodies; None leaves them bytes.
+    :param codec: decodes payloads; None leaves them bytes.
     :param changed: called when a record may be ready.
     """
 
@@ -49,7 +49,7 @@ class DeliveryBuffer:
         *,
         max_records: int,
         max_bytes: int,
-        decode: Callable[[bytes | None], Any] | None,
+        codec: AnyCodec[Any] | None,
         changed: Callable[[], None],
     ) -> None:
         self._assignments = assignments
@@ -57,7 +57,10 @@ class DeliveryBuffer:
         self._owner = owner
         self._max_records = max_records
         self._max_bytes = max_bytes
-        self._decode = decode
+        self._takes_records = isinstance(codec, EnvelopeCodec)
+        self._decode: Callable[[Any], Any] | None = (
+            codec.unpack if isinstance(codec, EnvelopeCodec) else None if codec is None else codec.decode
+        )
         self._changed = changed
         self._line: deque[AssignedPartition] = deque()
         self._count = 0
@@ -210,13 +213,13 @@ class DeliveryBuffer:
         return record
 
     def _decoded(
-        self, decode: Callable[[bytes | None], Any], assigned: AssignedPartition, limit: int
+        self, decode: Callable[[Any], Any], assigned: AssignedPartition, limit: int
     ) -> tuple[int, DecodeError | None]:
         """Decode the next records, at most `limit`; how many succeeded, and the error of the next."""
         done = 0
         for record in islice(assigned.records, limit):
             try:
-                record.decoded = decode(record.data)
+                record.decoded = decode(record if self._takes_records else record.data)
             except Exception as error:
                 failure = undecodable(record, error, "mark the error's record, and go on")
                 failure.record = record

@@ -20,9 +20,9 @@ from confluent_kafka import TopicPartition as NativePartition
 from typing_extensions import TypeVar
 
 from broker import (
+    AnyCodec,
     Bus,
     Closed,
-    Codec,
     ConfigurationError,
     LeaseLost,
     Record,
@@ -80,7 +80,8 @@ class GroupConsumer(Generic[T]):
     :param start: where partitions without a stored position begin: "earliest", "latest", a time, or a mapping of
         `TopicPartition` to the next offset to read; partitions that it leaves out begin at their first record.
     :param codec: decodes payloads; None leaves them bytes. A record that cannot be decoded raises a DecodeError in its
-        place, with the `record`, which is to be marked like any other; the next step continues behind it.
+        place, with the `record`, which is to be marked like any other; the next step continues behind it. A codec with
+        `prepare` is refused.
     :param store: where positions live; None is Kafka. The caller closes the store.
     :param isolation: whether records of open and aborted transactions are seen.
     :param on_assigned: called with a `Rebalance` before the first record of new partitions is handed over.
@@ -107,7 +108,7 @@ class GroupConsumer(Generic[T]):
         *,
         group: str,
         start: GroupStart = "earliest",
-        codec: Codec[T] | None = None,
+        codec: AnyCodec[T] | None = None,
         store: OffsetStore | None = None,
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_assigned: OnRebalance | None = None,

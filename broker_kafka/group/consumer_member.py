@@ -79,7 +79,7 @@ class ConsumerMember(Member[AssignedPartition]):
             owner,
             max_records=options.max_buffered,
             max_bytes=options.max_buffered_bytes,
-            decode=None if options.codec is None else options.codec.decode,
+            codec=options.codec,
             changed=self.readers.wake,
         )
         self.streams: Final = PartitionStreams(self.buffer, self.readers, owner)

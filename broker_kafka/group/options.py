@@ -11,7 +11,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
-from broker import Codec, ConfigurationError, Record, TopicPartition, UnknownSetting
+from broker import AnyCodec, ConfigurationError, PreparesBatches, Record, TopicPartition, UnknownSetting
 from broker.driver import (
     Start,
     check_accepts,
@@ -137,7 +137,7 @@ class GroupOptions:
     subscription: Subscription
     group: str
     start: GroupStart
-    codec: Codec[Any] | None
+    codec: AnyCodec[Any] | None
     store: OffsetStore | None
     isolation: Literal["read_committed", "read_uncommitted"]
     on_assigned: OnRebalance | None
@@ -156,6 +156,10 @@ class GroupOptions:
         check_id(check_name(self.group, "group"), "group")
         self._check_topics_of(_check_start(self.start))
         check_codec(self.codec)
+        if isinstance(self.codec, PreparesBatches):
+            raise ConfigurationError(
+                f"codec {self.codec!r} has prepare, which a GroupConsumer does not call", advice="Use bus.records"
+            )
         if self.store is not None:
             check_store("store", self.store)
         if self.isolation not in ("read_committed", "read_uncommitted"):

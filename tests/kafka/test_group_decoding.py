@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Message as NativeRecord
 
 import broker
+from broker import AnyCodec, OutboundMessage
 from broker.driver.contract import TopicPartition
 from broker.errors import DecodeError
 from broker.records import Record
@@ -27,12 +28,14 @@ _JSON = broker.Json(int)
 SOURCE: Any = SimpleNamespace(taken=lambda: None)
 
 
-def buffer_of(*bodies: tuple[int, bytes]) -> tuple[DeliveryBuffer, dict[TopicPartition, AssignedPartition]]:
+def buffer_of(
+    *bodies: tuple[int, bytes], codec: AnyCodec[Any] = _JSON
+) -> tuple[DeliveryBuffer, dict[TopicPartition, AssignedPartition]]:
     """A buffer with these records, each of a partition."""
     places = [TopicPartition("orders", partition) for partition in sorted({partition for partition, _ in bodies})]
     assignments = {place: AssignedPartition(place, None, 0) for place in places}
     buffer = DeliveryBuffer(
-        assignments, SOURCE, None, max_records=100, max_bytes=10_000, decode=_JSON.decode, changed=lambda: None
+        assignments, SOURCE, None, max_records=100, max_bytes=10_000, codec=codec, changed=lambda: None
     )
     buffer.open(assignments.values())
     made: Any = NativeRecord
@@ -49,6 +52,21 @@ def buffer_of(*bodies: tuple[int, bytes]) -> tuple[DeliveryBuffer, dict[TopicPar
 
 def payloads(records: list[Record[Any]]) -> list[Any]:
     return [record.payload for record in records]
+
+
+class _Placed:
+    """Text with the place of its record."""
+
+    def pack(self, payload: str, message: OutboundMessage, topic: str) -> OutboundMessage:
+        return message.replace(data=payload.encode())
+
+    def unpack(self, envelope: broker.Envelope) -> str:
+        return f"{envelope.topic}: {(envelope.data or b'').decode()}"
+
+
+async def test_an_envelope_codec_sees_the_record():
+    buffer, _ = buffer_of((0, b"1"), (0, b"2"), codec=_Placed())
+    assert payloads(buffer.take(10)[0]) == ["orders: 1", "orders: 2"]
 
 
 async def test_a_batch_ends_before_an_undecodable_record():

@@ -72,9 +72,24 @@ def facade_satisfies_every_protocol(
     bytes_codec: protocols.Codec[bytes] = Bytes()
     text_codec: protocols.Codec[str] = Text()
     json_codec: protocols.Codec[Order] = Json(Order)
+    envelope_codec: protocols.EnvelopeCodec[Order] = Stamped()
+    preparing_codec: protocols.PreparesBatches = Stamped()
     _use(publisher, typed_topic, iterator, batched_iterator, stream, batched_stream, receiver, batched_receiver)
     _use(record_iterator, batched_record_iterator, record_stream, batched_record_stream, reader, administration)
-    _use(followed, groups, report, bytes_codec, text_codec, json_codec)
+    _use(followed, groups, report, bytes_codec, text_codec, json_codec, envelope_codec, preparing_codec)
+
+
+class Stamped:
+    """A codec that sees attributes."""
+
+    def pack(self, payload: Order, message: OutboundMessage, topic: str) -> OutboundMessage:
+        return message.replace(data=Json(Order).encode(payload), attributes={"topic": topic})
+
+    def unpack(self, envelope: Envelope) -> Order:
+        return Json(Order).decode(envelope.data)
+
+    async def prepare(self, envelopes: Sequence[Envelope]) -> None:
+        _use(envelopes)
 
 
 def envelope_is_shared(message: Message[Order], record: Record[Order]) -> None:
@@ -95,6 +110,9 @@ async def types_follow_the_codec(bus: Bus) -> None:
     assert_type(bus.messages("orders", subscription="billing", codec=Json(Order)), MessageConsumer[Order])
     assert_type(bus.messages("orders", subscription="b.x", codec=Json(Order | Refund)), MessageConsumer[Order | Refund])
     assert_type(bus.messages("orders", subscription="b.x", codec=Json(list[Order])), MessageConsumer[list[Order]])
+    assert_type(bus.topic("orders", codec=Stamped()), TopicFacade[Order])
+    assert_type(bus.messages("orders", subscription="billing", codec=Stamped()), MessageConsumer[Order])
+    assert_type(bus.records("orders", group="audit", codec=Stamped()), RecordConsumer[Order])
     assert_type(bus.records("orders", group="audit"), RecordConsumer[bytes])
     assert_type(bus.records("orders", group="audit", codec=Json(Order)), RecordConsumer[Order])
     assert_type(bus.records("orders", group="audit", codec=Json(Order)).as_messages(), MessageConsumer[Order])

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from broker import protocols
 from broker.driver.contract import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
 from broker.driver.group_admin import GroupInfo, PositionChange
+from broker.envelopes import Envelope
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage, OutboundPayload
 from broker.receipts import Receipt
@@ -293,6 +294,17 @@ class Rot13:
         return (data or b"").decode("rot13")
 
 
+class Signed:
+    def pack(self, payload: str, message: OutboundMessage, topic: str) -> OutboundMessage:
+        return message.replace(data=payload.encode())
+
+    def unpack(self, envelope: Envelope) -> str:
+        return (envelope.data or b"").decode()
+
+    async def prepare(self, envelopes: Sequence[Envelope]) -> None:
+        _use(envelopes)
+
+
 def fakes_satisfy_every_protocol(messages: FakeMessages, records: FakeRecords) -> None:
     topic: protocols.Topic[Order] = FakeTopic("orders")
     publisher: protocols.Publisher = FakePublisher()
@@ -315,9 +327,11 @@ def fakes_satisfy_every_protocol(messages: FakeMessages, records: FakeRecords) -
     groups: protocols.GroupAdmin = FakeGroupAdmin()
     report: protocols.RedriveReport = FakeReport(0, {}, 0)
     codec: protocols.Codec[str] = Rot13()
+    envelope_codec: protocols.EnvelopeCodec[str] = Signed()
+    preparing_codec: protocols.PreparesBatches = Signed()
     _use(topic, publisher, iterator, batched_iterator, stream, batched_stream, receiver, batched_receiver)
     _use(record_iterator, batched_record_iterator, record_stream, batched_record_stream, reader, transaction)
-    _use(transactional, table, admin, groups, report, codec, followed)
+    _use(transactional, table, admin, groups, report, codec, envelope_codec, preparing_codec, followed)
 
 
 def _use(*_: object) -> None: ...

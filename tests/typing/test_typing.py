@@ -14,7 +14,7 @@ from broker import protocols
 PROOFS = [Path(__file__).with_name(name) for name in ("facade.py", "fakes.py")]
 STREAMS = Path(__file__).with_name("streams.py")
 ALIASES = {
-    *("AsyncBatchHandler", "AsyncHandler", "BatchHandler"),
+    *("AnyCodec", "AsyncBatchHandler", "AsyncHandler", "BatchHandler"),
     *("Handler", "OwnPositions", "PlainBatchHandler", "PlainHandler"),
 }
 

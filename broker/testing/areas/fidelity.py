@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,8 +13,8 @@ from uuid import uuid4
 import pytest
 
 from broker.codecs import Json, Text
-from broker.envelopes import RESERVED_PREFIX
-from broker.errors import InvalidMessage, InvalidName
+from broker.envelopes import RESERVED_PREFIX, Envelope
+from broker.errors import DecodeError, InvalidMessage, InvalidName
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.testing.areas.admin import listed
@@ -256,6 +258,27 @@ class _Order:
     note: str | None = None
 
 
+class _Stamped:
+    """Text that is stamped with its topic in an attribute; reads only what it has prepared."""
+
+    def __init__(self) -> None:
+        self._prepared: set[str] = set()
+
+    def pack(self, payload: str, message: OutboundMessage, topic: str) -> OutboundMessage:
+        return message.replace(data=payload.encode(), attributes={**message.attributes, "stamp": topic})
+
+    async def prepare(self, envelopes: Sequence[Envelope]) -> None:
+        await asyncio.sleep(0)
+        self._prepared |= {envelope.attributes["stamp"] for envelope in envelopes}
+
+    def unpack(self, envelope: Envelope) -> str:
+        stamp = envelope.attributes["stamp"]
+        if stamp not in self._prepared:
+            raise DecodeError(f"The stamp {stamp} was not prepared")
+        key, data = (envelope.key or b"").decode(), (envelope.data or b"").decode()
+        return f"{stamp}:{key}:{envelope.attributes['own']}:{data}"
+
+
 class Codecs(ConformanceCase):
     """Typed payloads."""
 
@@ -284,6 +307,24 @@ class Codecs(ConformanceCase):
                 assert message is not None
                 seen.add(message.payload)
         assert seen == set(HOSTILE)
+
+    @promise(
+        "codecs.envelope-codec-sees-attributes",
+        "A codec that packs into attributes gets them back, also in records, after it has prepared the batch.",
+    )
+    async def test_envelope_codec_sees_attributes(self, harness: Harness) -> None:
+        bus, topic, codec = await harness.bus(), await harness.topic(), _Stamped()
+        async with bus.messages(topic, subscription="readers", codec=codec) as inbox:
+            await bus.topic(topic, codec=codec).publish("a", key="k", attributes={"own": "kept"})
+            message = await inbox.next_message(harness.patience)
+            assert message is not None
+            assert message.payload == f"{topic}:k:kept:a"
+            await message.ack()
+        if bus.capabilities.records is not None:
+            async with bus.records(topic, group="auditors", codec=codec) as records:
+                record = await records.next_record(harness.patience)
+                assert record is not None
+                assert record.payload == f"{topic}:k:kept:a"
 
     @promise("codecs.no-codec-returns-bytes", "Without a codec the payload is the body.")
     async def test_no_codec_returns_bytes(self, harness: Harness) -> None:

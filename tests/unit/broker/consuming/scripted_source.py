@@ -20,7 +20,7 @@ from broker.errors import BrokerError, LeaseLost
 from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
-from broker.protocols import Codec
+from broker.protocols import AnyCodec
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -183,7 +183,7 @@ async def consuming(
     retry: Retry | None = None,
     letters: Letters | None = None,
     drop: bool = False,
-    codec: Codec[Any] | None = None,
+    codec: AnyCodec[Any] | None = None,
     native_delay: float = 1000.0,
     lease: LeaseMode = LeaseMode.RENEW,
     lease_seconds: float = 30.0,

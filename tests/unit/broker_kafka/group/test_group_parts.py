@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -41,6 +41,16 @@ def record(offset: int, partition: int = 0, generation: int = 1) -> Record[Any]:
 
 
 ORDERS = TopicPartition("orders", 0)
+
+
+class _Preparing:
+    def pack(self, payload: object, message: broker.OutboundMessage, topic: str) -> broker.OutboundMessage:
+        return message
+
+    def unpack(self, envelope: broker.Envelope) -> object:
+        return envelope.data
+
+    async def prepare(self, envelopes: Sequence[broker.Envelope]) -> None: ...
 
 
 # -- marks -----------------------------------------------------------------------------------------------------
@@ -293,6 +303,7 @@ def test_an_empty_pattern():
         ({"max_poll_interval_ms": 10}, "max_poll_interval_ms 10 is below session_timeout_ms 10000"),
         ({"partition_assignment_strategy": ("sticky",)}, "partition_assignment_strategy"),
         ({"properties": {"group.id": "other"}}, "group.id"),
+        ({"codec": _Preparing()}, "has prepare, which a GroupConsumer does not call. Use bus.records"),
     ],
 )
 async def test_invalid_options_are_named(options: dict[str, Any], says: str):
