@@ -18,6 +18,7 @@ from broker.capabilities import (
     RecordCapabilities,
 )
 from broker.codecs import Bytes, Json, Text
+from broker.consumer_state import ConsumerState
 from broker.consuming.consumer import MessageConsumer, Service
 from broker.consuming.retry.policy import DROP, Retry
 from broker.consuming.retry.topics import RetryTopics
@@ -118,6 +119,7 @@ __all__ = [
     "ConfigurationError",
     "ConfirmedAck",
     "ConnectionFailed",
+    "ConsumerState",
     "DecodeError",
     "Envelope",
     "EnvelopeCodec",

@@ -162,6 +162,11 @@ class Bus:
     ) -> None:
         await self.close()
 
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up, by the last event of the client; asks nobody. False before the bus is open."""
+        return self.is_open and self.hooks.connected
+
     async def health(self) -> Health:
         """Make one round trip to the server, and look at the latest writes if the backend knows them.
 

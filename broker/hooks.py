@@ -437,8 +437,10 @@ class MetricsSource(Protocol):
 class Hooks:
     """The listeners and interceptors of a bus.
 
-    Test `hooks.listening` before building an event: without listeners no event is needed.
+    Test `hooks.listening` before building an event: without listeners no event is needed, except `Connected` and
+    `Disconnected`, which set `connected`.
 
+    :ivar connected: False from `Disconnected` to the next `Connected`.
     :ivar raises: for tests: whether an error of a handler or an `async with message` block is raised to the caller of
         `receive`, or out of the block, instead of being settled by the retry policy. None never raises.
     """
@@ -450,6 +452,7 @@ class Hooks:
         "_listeners",
         "_metrics",
         "_publishing",
+        "connected",
         "listening",
         "raises",
     )
@@ -461,6 +464,7 @@ class Hooks:
         self._batches: list[Callable[[Sequence[Message[Any]]], AbstractContextManager[object]]] = []
         self._in_flight: list[InFlightMessages] = []
         self._metrics: list[MetricsSource] = []
+        self.connected = True
         self.listening = False
         self.raises: Callable[[Exception], bool] | None = None
 
@@ -562,6 +566,10 @@ class Hooks:
 
     def emit(self, event: Event) -> None:
         """Call every listener with the event."""
+        if isinstance(event, Disconnected):
+            self.connected = False
+        elif isinstance(event, Connected):
+            self.connected = True
         for listener in tuple(self._listeners):
             try:
                 listener(event)

@@ -206,7 +206,7 @@ class Connection:
         self.connected = True
         self.epoch += 1
         self.last_error = None
-        self._emit(lambda: Connected(server=self.server, again=again))
+        self.hooks.emit(Connected(server=self.server, again=again))
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -230,7 +230,7 @@ class Connection:
         transport.forget_unwritten()
         if self.connected and not self.closed:
             self.connected = False
-            self._emit(lambda: Disconnected(server=self.server, error=self.last_error))
+            self.hooks.emit(Disconnected(server=self.server, error=self.last_error))
             self.inbox.wake_all()
             if self.restart_server is not None:
                 self._replace_client()

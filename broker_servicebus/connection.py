@@ -262,15 +262,13 @@ class Connection:
         if isinstance(error, AuthenticationFailed) or not self._up or self.closed:
             return
         self._up = False
-        if self.hooks.listening:
-            self.hooks.emit(Disconnected(server=self.host, error=error))
+        self.hooks.emit(Disconnected(server=self.host, error=error))
 
     def on_open(self) -> None:
         """A link was opened."""
         if not self._up and not self.closed:
             self._up = True
-            if self.hooks.listening:
-                self.hooks.emit(Connected(server=self.host, again=True))
+            self.hooks.emit(Connected(server=self.host, again=True))
 
     def check_open(self) -> None:
         """:raises Closed: the connection is closed."""

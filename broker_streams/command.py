@@ -26,14 +26,14 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 import typer
 
 from broker import BrokerError, Bytes, TopicNotFound, Unsupported
-from broker.cli.arguments import KnownTopic, Yes, parse_duration
+from broker.cli.arguments import KnownTopic, Yes, parse_address, parse_duration
 from broker.cli.errors import Exit, Failure
-from broker.cli.health import Page, ProbeServer, connection_trouble, parse_address, probe
 from broker.cli.output import counter, escaped, json_line, json_text, print_lines, show_table
 from broker.cli.rendering import bytes_field, printable
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.streams import Source
 from broker.metrics import Metrics
+from broker.probes import Page, ProbeServer, probe
 from broker_streams import keys
 from broker_streams.commits import Guarantee
 from broker_streams.graph import Group, table_of
@@ -274,22 +274,21 @@ async def _probes(
     if address is None:
         yield
         return
-    with connection_trouble(session.bus.hooks) as connection:
-        joined = asyncio.ensure_future(_wait_until_ready(processor))
-        metrics = Metrics(session.bus)
-        pages: dict[str, Page] = {
-            # The answer says that the event loop is not blocked. A restart helps against nothing else.
-            "/live": probe(lambda: ""),
-            "/ready": probe(lambda: _not_ready(processor, joined=joined.done(), connection=connection())),
-            "/metrics": lambda: (200, metrics.text()),
-        }
-        try:
-            async with ProbeServer(*address, pages) as server:
-                _tell(session, member, f"Probes and metrics are at {server.url}")
-                yield
-        finally:
-            metrics.close()
-            joined.cancel()
+    joined = asyncio.ensure_future(_wait_until_ready(processor))
+    metrics = Metrics(session.bus)
+    pages: dict[str, Page] = {
+        # The answer says that the event loop is not blocked. A restart helps against nothing else.
+        "/live": probe(lambda: ""),
+        "/ready": probe(lambda: _not_ready(processor, joined=joined.done(), connected=session.bus.connected)),
+        "/metrics": lambda: (200, metrics.text()),
+    }
+    try:
+        async with ProbeServer(*address, pages) as server:
+            _tell(session, member, f"Probes and metrics are at {server.url}")
+            yield
+    finally:
+        metrics.close()
+        joined.cancel()
 
 
 async def _wait_until_ready(processor: Processor) -> None:
@@ -301,16 +300,16 @@ async def _wait_until_ready(processor: Processor) -> None:
         await processor.ready()
 
 
-def _not_ready(processor: Processor, *, joined: bool, connection: str) -> str:
+def _not_ready(processor: Processor, *, joined: bool, connected: bool) -> str:
     """Why a processor is not ready; empty if it is. Asks nobody.
 
     :param joined: whether the member has got its partitions, or is a spare.
-    :param connection: what is wrong with the connection.
+    :param connected: whether the connection to the broker is up.
     """
     if processor.state is not ProcessorState.RUNNING:
         return f"the processor is {processor.state}"
-    if connection:
-        return connection
+    if not connected:
+        return "the connection to the broker is broken"
     if not processor.healthy:
         return "the last fetch failed"
     states = processor.partitions

@@ -38,6 +38,7 @@ from broker import (
     Bus,
     Closed,
     ConfigurationError,
+    ConsumerState,
     LeaseLost,
     NotFound,
     RecordConsumer,
@@ -967,7 +968,9 @@ class Processor(Service):
     @property
     def healthy(self) -> bool:
         """Whether the processor is a member of its group, and its last fetch succeeded. Asks nobody."""
-        return self._signal.state is ProcessorState.RUNNING and self._reading is not None and self._reading.healthy
+        if self._reading is None or self._signal.state is not ProcessorState.RUNNING:
+            return False
+        return self._reading.state is ConsumerState.RUNNING
 
     @property
     def partitions(self) -> Mapping[int, PartitionState]:

@@ -141,6 +141,11 @@ class Bus:
     def __reduce__(self) -> NoReturn:
         raise TypeError("A bus cannot be pickled: pass its settings object or URL, and connect in the other process")
 
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up, by the last event of the client; asks nobody."""
+        return self.asynchronous.connected
+
     def health(self) -> asynchronous.Health:
         """Make one round trip to the server, and look at the latest writes if the backend knows them.
 

@@ -23,6 +23,7 @@ from typing import Any, Final, Generic, Protocol, Self
 from typing_extensions import TypeVar
 
 from broker.checks import check_accepts, check_count, is_async
+from broker.consumer_state import ConsumerState
 from broker.consuming import consumer as asynchronous
 from broker.consuming.runner import check_services
 from broker.errors import Closed, ConfigurationError, SettleError
@@ -74,6 +75,11 @@ class MessageConsumer(Generic[T]):
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._consumer.closed
+
+    @property
+    def state(self) -> ConsumerState:
+        """What the consumer does now; see `broker.MessageConsumer`."""
+        return self._consumer.state
 
     def open(self) -> None:
         """Subscribe and start to fetch; `with` calls this.

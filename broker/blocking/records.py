@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, overload
 from typing_extensions import TypeVar, Unpack
 
 from broker.blocking.messages import HostBus, MessageConsumer
+from broker.consumer_state import ConsumerState
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryTopics
 from broker.driver.contract import Bounds, TopicPartition
@@ -221,9 +222,9 @@ class RecordConsumer(Generic[T]):
         return self.asynchronous.closed
 
     @property
-    def healthy(self) -> bool:
-        """Whether the consumer is open and its last fetch succeeded."""
-        return self.asynchronous.healthy
+    def state(self) -> ConsumerState:
+        """What the consumer does now; see `broker.RecordConsumer`."""
+        return self.asynchronous.state
 
     def __enter__(self) -> Self:
         """Join the group.

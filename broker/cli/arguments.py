@@ -23,6 +23,7 @@ __all__ = [
     "SubscriptionName",
     "TopicName",
     "Yes",
+    "parse_address",
     "parse_duration",
     "parse_name",
     "parse_rate",
@@ -109,6 +110,19 @@ def parse_start(text: str) -> Start:
     if text == "earliest" or text == "latest":
         return text
     return parse_time("--start", text, "earliest, latest, ")
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """The host and port of `--listen`: PORT alone is on the loopback.
+
+    :raises Failure: the text is no address.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise Failure(
+            f"--listen is {text!r}", advice="It takes PORT or HOST:PORT, with a port up to 65535", code=Exit.USAGE
+        )
+    return host or "127.0.0.1", int(port)
 
 
 TopicName = Annotated[

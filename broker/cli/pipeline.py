@@ -17,12 +17,12 @@ from typing import Annotated, Any, Self, cast
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from broker.cli.arguments import Listen
-from broker.cli.health import ProbeServer, parse_address, probe
+from broker.cli.arguments import Listen, parse_address
 from broker.cli.output import json_text, print_above, print_line, print_lines, progress_console, show_table
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.errors import ConfigurationError, MissingClient
 from broker.hooks import logger
+from broker.probes import ProbeServer, probe
 
 __all__ = ["app"]
 

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from broker.cli import dead, subscriptions
-from broker.cli.arguments import Listen, SubscriptionName, Yes
+from broker.cli.arguments import Listen, SubscriptionName, Yes, parse_address
 from broker.cli.completion import complete_topic
-from broker.cli.health import Page, ProbeServer, parse_address, probe
 from broker.cli.output import escaped, json_line, show_table
 from broker.cli.rendering import attribute_pairs, bytes_field, cut, printable
 from broker.cli.session import AsJson, Session, command, new_app
@@ -24,6 +23,7 @@ from broker.driver.queue_tracking import PurgedQueue, QueuedMessage, TracksQueue
 from broker.errors import Unsupported
 from broker.exposition import Histogram, Series, prometheus_text
 from broker.hooks import Event, PartitionsAssigned, PartitionsLost, PartitionsRevoked
+from broker.probes import Page, ProbeServer, probe
 
 __all__ = ["app", "tracker_app", "tracker_pages"]
 

@@ -26,6 +26,7 @@ from broker.checks import (
     name_of,
     refused,
 )
+from broker.consumer_state import ConsumerState
 from broker.consuming.engine import Engine
 from broker.consuming.handlers import LAST_CHANCE, handle_batches, handle_each, work
 from broker.driver.concurrency import check_loop
@@ -104,6 +105,13 @@ class MessageConsumer(Generic[T]):
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
+
+    @property
+    def state(self) -> ConsumerState:
+        """What the consumer does now; asks nobody."""
+        if self._engine is not None:
+            return self._engine.state
+        return ConsumerState.STOPPED if self._closed else ConsumerState.NEW
 
     # -- opening and closing -----------------------------------------------------------------------------
 

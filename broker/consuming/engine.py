@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from broker.capabilities import MessageCapabilities
 from broker.codecs.envelopes import Preparation, decoder_of, preparation_of
+from broker.consumer_state import ConsumerState
 from broker.consuming.dead_letters import DeadLetterWriter, describe
 from broker.consuming.failure_policy import FailurePolicy
 from broker.consuming.in_flight import InFlight, Receivers
@@ -323,6 +324,16 @@ class Engine:
     def _warn(self, text: str) -> None:
         logger.warning(text)
         self.hooks.emit(Warned(text=text))
+
+    @property
+    def state(self) -> ConsumerState:
+        if self._ended:
+            return ConsumerState.STOPPED if self.fatal_cause is None else ConsumerState.FAILED
+        if self._paused:
+            return ConsumerState.PAUSED
+        if any(in_flight.fetch_loop.failing for in_flight in self._in_flight):
+            return ConsumerState.RETRYING
+        return ConsumerState.RUNNING
 
     # -- handing over ------------------------------------------------------------------------------------
 

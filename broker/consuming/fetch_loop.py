@@ -90,6 +90,7 @@ class FetchLoop(Generic[T]):
     :param retrying: called with a retriable error and the seconds until the next fetch.
     :param failed: called once, with the error that ended the loop.
     :param backoff: the pauses after retriable errors.
+    :ivar failing: the last fetch ended with a retriable error.
     :ivar waiting: the loop waits for `poke`; no property, since consumers read it per message or record.
     :ivar no_demand_since: the loop time since which there has been no demand; None if there is demand.
     """
@@ -114,6 +115,7 @@ class FetchLoop(Generic[T]):
         self._failed = failed
         self._backoff = backoff
         self._wait = wait
+        self.failing = False
         self.waiting = False
         self.no_demand_since: float | None = None
         self._loop = asyncio.get_running_loop()
@@ -166,11 +168,13 @@ class FetchLoop(Generic[T]):
                         return
                     if not error.retriable:
                         raise
+                    self.failing = True
                     delay = self._backoff.next()
                     self._retrying(error, delay)
                     self._end_fetch()
                     await pause(delay, self._stopped)
                     continue
+                self.failing = False
                 self._deliver(items)
                 self._end_fetch()
                 self._backoff.reset()

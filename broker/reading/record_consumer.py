@@ -22,6 +22,7 @@ from typing_extensions import TypeVar
 
 from broker.capabilities import MessageCapabilities
 from broker.checks import check_count, check_patience, check_seconds
+from broker.consumer_state import ConsumerState
 from broker.consuming.consumer import MessageConsumer, Steps
 from broker.consuming.engine import OpenSource
 from broker.consuming.options import ConsumerOptions, check_pattern, check_policies
@@ -566,9 +567,15 @@ class RecordConsumer(Generic[T]):
         return self._state > _State.OPEN or (self._reading is not None and self._reading.ended is not None)
 
     @property
-    def healthy(self) -> bool:
-        """Whether the consumer is open and its last fetch succeeded."""
-        return self._state is _State.OPEN and self._fetcher.error is None and not self._fetcher.failing
+    def state(self) -> ConsumerState:
+        """What the consumer does now; asks nobody. Never `PAUSED`, since partitions are paused, and not consumers."""
+        if self._state <= _State.OPENING:
+            return ConsumerState.NEW
+        if self._reading is not None and (self._reading.ended is not None or self._fetcher.error is not None):
+            return ConsumerState.FAILED
+        if self._state is not _State.OPEN:
+            return ConsumerState.STOPPED
+        return ConsumerState.RETRYING if self._fetcher.failing else ConsumerState.RUNNING
 
     # -- reading -------------------------------------------------------------------------------------------
 

@@ -350,7 +350,7 @@ class Connection:
         if self._down or not self._opened or self._admin is None:
             return
         self._down = True
-        self.event(Disconnected(server=self.servers, error=translate(error, "The connection")))
+        self._hooks.emit(Disconnected(server=self.servers, error=translate(error, "The connection")))
         self._reconnecting = asyncio.get_running_loop().create_task(
             self._await_reconnect(), name="broker-kafka-reconnect"
         )
@@ -367,4 +367,4 @@ class Connection:
                 await asyncio.sleep(backoff.next())
         self._down = False
         self._auth_error = self._down_error = None
-        self.event(Connected(server=self.servers, again=True))
+        self._hooks.emit(Connected(server=self.servers, again=True))

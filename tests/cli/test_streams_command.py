@@ -337,7 +337,7 @@ def test_an_address_that_cannot_be_used(memory: InnerCli, name: str, tmp_path: P
     create_topics(memory, name)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"--listen 127.0.0.1:{port} cannot be used" in memory(*run, port, code=2).err
+        assert f"The address 127.0.0.1:{port} cannot be used" in memory(*run, port, code=2).err
     # The group was not joined.
     assert f"{name}-table" not in memory("topics", "list").text
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.cli.health import ProbeServer
 from broker.cli.queue import tracker_pages
 from broker.driver.queue_tracking import Histogram
 from broker.hooks import Hooks, Warned
+from broker.probes import ProbeServer
 from broker.testing.waiting import eventually
 from broker_kafka.backend import KafkaBackend
 from broker_kafka.queue.markers.wire import Content, Kind, Marker
@@ -103,7 +103,7 @@ def test_an_address_in_use_leaves_no_marker_topic_behind(queue: Queue) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         reported = InnerCli(shared_server().url)("tracker", f"{queue.subscription}-new", "--listen", port, code=2).err
-    assert f"--listen 127.0.0.1:{port} cannot be used" in reported
+    assert f"The address 127.0.0.1:{port} cannot be used" in reported
     assert (
         "does not exist" in InnerCli(shared_server().url)("queue", "inspect", f"{queue.subscription}-new", code=3).err
     )

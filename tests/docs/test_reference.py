@@ -91,5 +91,5 @@ def test_every_call_of_the_administration_is_described() -> None:
 
 
 def test_every_way_to_run_a_service_has_an_example() -> None:
-    for name in ("broker.run(", "broker.serve(", "broker.blocking.run(", "bus.health("):
+    for name in ("broker.run(", "broker.serve(", "broker.blocking.run(", "ProbeServer("):
         assert name in code(ROOT / "docs" / "running.md")

@@ -1,4 +1,4 @@
-"""`--listen`: slow, large and many requests neither stop the server nor keep its connections."""
+"""The server of probes: slow, large and many requests neither stop the server nor keep its connections."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from asyncio import StreamReader, StreamWriter
 
 import pytest
 
-from broker.cli import health
-from broker.cli.errors import Failure
-from broker.cli.health import ProbeServer, probe
+from broker import ConfigurationError, probes
+from broker.probes import ProbeServer, probe
 from broker.testing.waiting import eventually
 
 ASK = b"GET /health HTTP/1.1\r\n\r\n"
@@ -40,7 +39,7 @@ async def dropped(reader: StreamReader) -> bool:
 
 
 async def test_a_name_that_cannot_be_looked_up_is_named() -> None:
-    with pytest.raises(Failure, match=r"--listen a\.\.b:80 cannot be used"):
+    with pytest.raises(ConfigurationError, match=r"The address a\.\.b:80 cannot be used"):
         await ProbeServer("a..b", 80, {}).__aenter__()
 
 
@@ -54,7 +53,7 @@ async def test_a_large_request_is_dropped() -> None:
 
 
 async def test_a_slow_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "_PATIENCE", 0.05)
+    monkeypatch.setattr(probes, "_PATIENCE", 0.05)
     async with server() as listening:
         reader, writer = await opened(listening)
         writer.write(ASK[:-2])
@@ -64,7 +63,7 @@ async def test_a_slow_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_client_that_reads_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "_PATIENCE", 0.05)
+    monkeypatch.setattr(probes, "_PATIENCE", 0.05)
     async with server("x" * 50_000_000) as listening:
         _, writer = await opened(listening)
         writer.write(ASK)
@@ -76,8 +75,8 @@ async def test_a_client_that_reads_nothing_is_dropped(monkeypatch: pytest.Monkey
 
 async def test_many_requests_at_a_time_are_dropped() -> None:
     async with server() as listening:
-        held = [await opened(listening) for _ in range(health._MOST)]
-        await eventually(lambda: listening._requests == health._MOST, 30)
+        held = [await opened(listening) for _ in range(probes._MOST)]
+        await eventually(lambda: listening._requests == probes._MOST, 30)
         reader, writer = await opened(listening)
         assert await dropped(reader)
         writer.close()

@@ -18,12 +18,12 @@ import pytest
 import broker.cli
 from broker.blocking import connect
 from broker.cli import main, output
-from broker.cli.health import ProbeServer, probe
 from broker.cli.session import Options, Session
 from broker.driver.contract import Lag, TopicInfo
 from broker.errors import BackendError
 from broker.hooks import Warned
 from broker.outbound import OutboundMessage
+from broker.probes import ProbeServer, probe
 from broker_inmem.server import Broker
 
 FORGED = "broker: all is well"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 import broker.blocking
+from broker.consumer_state import ConsumerState
 from broker.driver.contract import TopicPartition
 from tests.unit.broker.blocking.common import TOPIC, publish
 
@@ -101,7 +102,7 @@ def test_revoking_callback_runs_in_a_thread_and_may_commit(bus: broker.blocking.
     with first:
         record = first.next_record()
         assert record is not None
-        assert first.healthy
+        assert first.state is ConsumerState.RUNNING
         with bus.records("pairs", group="audit") as second:
             second.next_record(timeout=0.01)
             assert done.wait(timeout=10)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.consumer_state import ConsumerState
 from broker.driver.contract import RecordSubscription
 from broker.errors import (
     BackendError,
@@ -68,20 +69,20 @@ async def test_a_retriable_error_is_an_event_and_the_fetch_goes_on() -> None:
         assert isinstance(event, FetchFailed)
         assert event.topic == "orders"
         assert 0 < event.pause <= 0.12
-        assert b.consumer.healthy
+        assert b.consumer.state is ConsumerState.RUNNING
 
 
-async def test_health_follows_the_fetches() -> None:
+async def test_the_state_follows_the_fetches() -> None:
     async with bench() as b:
-        assert b.consumer.healthy
+        assert b.consumer.state is ConsumerState.RUNNING
         b.source.fail(ConnectionFailed("cut"))
         await b.until(lambda: bool(b.of(FetchFailed)))
-        assert not b.consumer.healthy
+        assert b.consumer.state is ConsumerState.RETRYING
         b.source.append(1)
         assert await b.consumer.next_record(timeout=60) is not None
-        assert b.consumer.healthy
+        assert b.consumer.state is ConsumerState.RUNNING
         await b.consumer.close()
-        assert not b.consumer.healthy
+        assert b.consumer.state is ConsumerState.STOPPED
 
 
 async def test_backoff_grows_with_jitter() -> None:

@@ -1,21 +1,19 @@
-"""`ProbeServer`: serves probes and metrics over HTTP/1.1 for `--listen`, one request per connection.
+"""`ProbeServer`: serves probes and metrics over HTTP/1.1, one request per connection.
 
-A probe is 200, or 503 with the reason. Slow and large requests, and those above 64 at a time, are dropped.
+A probe is 200, or 503 with the reason. Slow and large requests, and those above 64 at a time, are dropped. A page is
+made on the event loop, so a probe also says that the loop is not blocked; none of them asks a broker.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Final, Self
 
-from broker.cli.errors import Exit, Failure
-from broker.cli.output import escaped
+from broker.errors import ConfigurationError
 from broker.exposition import CONTENT_TYPE
-from broker.hooks import Connected, Disconnected, Event, Hooks
 
-__all__ = ["Page", "ProbeServer", "connection_trouble", "parse_address", "probe"]
+__all__ = ["Page", "ProbeServer", "probe"]
 
 _PATIENCE: Final = 5.0
 _LONGEST: Final = 8_192
@@ -27,19 +25,6 @@ Page = Callable[[], tuple[int, str]]
 """Returns the status and the text of a page."""
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """The host and port of `--listen`: PORT alone is on the loopback.
-
-    :raises Failure: the text is no address.
-    """
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
-        raise Failure(
-            f"--listen is {text!r}", advice="It takes PORT or HOST:PORT, with a port up to 65535", code=Exit.USAGE
-        )
-    return host or "127.0.0.1", int(port)
-
-
 def probe(trouble: Callable[[], str]) -> Page:
     """The page of a probe.
 
@@ -48,33 +33,19 @@ def probe(trouble: Callable[[], str]) -> Page:
 
     def answer() -> tuple[int, str]:
         reason = trouble()
-        return (503, escaped(reason) + "\n") if reason else (200, "ok\n")
+        return (503, _on_one_line(reason) + "\n") if reason else (200, "ok\n")
 
     return answer
 
 
-@contextmanager
-def connection_trouble(hooks: Hooks) -> Generator[Callable[[], str]]:
-    """Yield a function that says whether the connection is broken, by its events: it asks nobody. Empty if it is up."""
-    trouble = ""
-
-    def note(event: Event) -> None:
-        nonlocal trouble
-        if isinstance(event, Disconnected):
-            trouble = "the connection to the broker is broken"
-        elif isinstance(event, Connected):
-            trouble = ""
-
-    forget = hooks.listen(note)
-    try:
-        yield lambda: trouble
-    finally:
-        forget()
+def _on_one_line(text: str) -> str:
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 class ProbeServer:
-    """Serves pages.
+    """Serves pages while it is entered.
 
+    :param host: a name or an address; "0.0.0.0" is every network of the machine.
     :param port: 0 is any free port.
     :param pages: by path, such as `/metrics`.
     """
@@ -93,16 +64,14 @@ class ProbeServer:
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}"
 
     async def __aenter__(self) -> Self:
-        """:raises Failure: the server cannot listen on the address."""
+        """:raises ConfigurationError: the server cannot listen on the address."""
         try:
             self._server = await asyncio.start_server(self._serve, self._host.strip("[]"), self._port, limit=_LONGEST)
         except (OSError, UnicodeError) as error:
             # A name with an empty label, for instance, cannot even be looked up.
             reason = (error.strerror if isinstance(error, OSError) else None) or error
-            raise Failure(
-                f"--listen {self._host}:{self._port} cannot be used: {reason}",
-                advice="Choose another address",
-                code=Exit.USAGE,
+            raise ConfigurationError(
+                f"The address {self._host}:{self._port} cannot be used: {reason}", advice="Choose another one"
             ) from None
         return self
 
