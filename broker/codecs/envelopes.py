@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, overload
 
 from broker.codecs.errors import not_encodable
@@ -13,7 +13,7 @@ from broker.protocols import AnyCodec, EnvelopeCodec, PreparesBatches
 __all__ = ["Decoder", "Preparation", "decoder_of", "pack", "preparation_of"]
 
 Decoder = Callable[[Any], Any]
-Preparation = Callable[[Sequence[Any]], Awaitable[None]]
+Preparation = Callable[[Sequence[Any]], Coroutine[Any, Any, None]]
 
 
 def pack(codec: EnvelopeCodec[Any], payload: Any, fields: OutboundMessage, topic: str) -> OutboundMessage:

@@ -6,13 +6,14 @@ A function of Arrow columns in Spark's Python workers: it receives nothing but t
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import cached_property
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
 import pyarrow
@@ -23,7 +24,9 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from broker.codecs import Json, Protobuf, is_protobuf, json_decoder, reason_of
+from broker.codecs.envelopes import decoder_of, preparation_of
 from broker.errors import ConfigurationError, DecodeError
+from broker.protocols import EnvelopeCodec
 from broker_spark.common.schema import is_case_sensitive
 from broker_spark.decode.columns import column_of
 from broker_spark.decode.fields import same_but_for_case, structure_of
@@ -39,6 +42,8 @@ REASON: Final = "reason"
 
 _JUDGED: Final = "__judged"
 _OURS: Final = (PAYLOAD, REASON, _JUDGED)
+_ENVELOPE: Final = ("topic", "key", "attributes", "publish_time", "broker_time")
+"""The columns that an envelope codec reads beside the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +60,17 @@ class Decoded:
 
 def codec_of(type: Any) -> Any:
     """The codec of what `decode` takes: itself, or `Protobuf` or `Json` of a class."""
-    if not isinstance(type, builtin_type) and hasattr(type, "decode") and hasattr(type, "type"):
+    if not isinstance(type, builtin_type) and hasattr(type, "type") and (hasattr(type, "decode") or _packs(type)):
         return type
     if is_protobuf(type):
         return cast("Any", Protobuf)(type)
     # First, since its errors name the field.
     structure_of(type)
     return cast("Any", Json)(type)
+
+
+def _packs(codec: Any) -> bool:
+    return isinstance(codec, EnvelopeCodec)
 
 
 def _structure(codec: Any) -> Structure:
@@ -85,7 +94,9 @@ def decode(frame: DataFrame, type: Any, *, column: str = "value") -> Decoded:
     Spark's workers need anybroker, and import a class that runs code of its own, such as `__post_init__`.
 
     :param type: a dataclass, an attrs class, a pydantic model or a msgspec struct: JSON. A class that protoc generated:
-        Protobuf. A codec: `Avro(Order, schema)`, `Debezium(Order)`, or one of your own whose `type` is a class.
+        Protobuf. A codec: `Avro(Order, schema)`, `Debezium(Order)`, or one of your own whose `type` is a class. An
+        `EnvelopeCodec` also reads the columns `topic`, `key`, `attributes`, `publish_time` and `broker_time`; if its
+        `prepare` raises, the task fails, and Spark repeats it.
     :param column: binary, or string (UTF-8).
     :raises ConfigurationError: the class cannot be read, or the frame has no such column, two of one name, or one that
         is named `payload` or `reason`. Over Spark Connect, Spark raises for the frame when it runs.
@@ -130,11 +141,43 @@ def _judged(
     functions: Any = F
     # Spark evaluates a nondeterministic expression once, whatever reads it.
     column_of = functions.arrow_udf(decoded, made.type).asNondeterministic()
-    return frame.select("*", column_of(_named(column).cast("binary"), *map(_named, origin)).alias(_JUDGED))
+    value = _named(column).cast("binary")
+    if _packs(codec):
+        value = F.struct(value.alias("value"), *_ENVELOPE)
+    return frame.select("*", column_of(value, *map(_named, origin)).alias(_JUDGED))
+
+
+class _Row(NamedTuple):
+    """A row as the `Envelope` that a codec unpacks."""
+
+    topic: str
+    key: bytes | None
+    data: bytes | None
+    attributes: Mapping[str, str]
+    publish_time: datetime | None
+    broker_time: datetime | None
+    native: Any = None
+
+
+def _rows(messages: Any) -> list[_Row]:
+    """The rows of a struct column."""
+    return [
+        _Row(
+            each["topic"],
+            each["key"],
+            each["value"],
+            dict(each["attributes"] or ()),
+            each["publish_time"],
+            each["broker_time"],
+        )
+        for each in messages.to_pylist()
+    ]
 
 
 class PayloadColumn:
     """Makes an Arrow column of payloads and reasons of a column of values. Pickle it before the first call.
+
+    For an envelope codec the values are structs of the value and of the columns that `decode` names.
 
     :param type: a class or a codec.
     :param zone: of times without one.
@@ -155,12 +198,18 @@ class PayloadColumn:
     def __call__(self, values: pyarrow.Array[Any]) -> pyarrow.Array[Any]:
         collect_less_often()
         leave_out_broken_pipes()
-        decode = self._decode
+        codec, decode = self._codec, self._decode
         rows: list[Any] = []
         reasons: list[str | None] = []
-        for value in cast("list[bytes | None]", values.to_numpy(zero_copy_only=False).tolist()):
+        if _packs(codec):
+            found_values: list[Any] = _rows(values)
+            if (prepare := preparation_of(codec)) is not None:
+                asyncio.run(prepare(found_values))
+        else:
+            found_values = values.to_numpy(zero_copy_only=False).tolist()
+        for value in found_values:
             try:
-                rows.append(decode(cast("bytes", value)))
+                rows.append(decode(value))
                 reasons.append(None)
             except Exception as error:
                 rows.append(None)
@@ -183,17 +232,21 @@ class PayloadColumn:
         return self._columns(rows[:half], reasons, start) + self._columns(rows[half:], reasons, start + half)
 
     @cached_property
+    def _codec(self) -> Any:
+        return pickle.loads(self._packed)  # noqa: S301 - made by `packed`
+
+    @cached_property
     def _decode(self) -> Any:
-        codec = pickle.loads(self._packed)  # noqa: S301 - made by `packed`
         # Without the words that a consumer's error has around the reason.
-        return json_decoder(codec.type) if isinstance(codec, Json) else codec.decode
+        codec = self._codec
+        return json_decoder(codec.type) if isinstance(codec, Json) else decoder_of(codec)[0]
 
     @cached_property
     def _column(self) -> Any:
         return column_of(self._structure, self._zone)
 
 
-def _said(value: bytes | None, error: Exception) -> str:
+def _said(value: object, error: Exception) -> str:
     if value is None:
         return "The value is null"
     text = reason_of(error.native or error) if isinstance(error, DecodeError) else reason_of(error)
@@ -246,6 +299,10 @@ def _check(frame: DataFrame, codec: Any, column: str) -> None:
     if twice := [name for name, count in names.items() if count > 1]:
         raise ConfigurationError(
             f"The frame has two columns {twice[0]!r}", advice="Rename one of them, as with toDF(...)"
+        )
+    if _packs(codec) and (missing := [name for name in _ENVELOPE if name not in frame.columns]):
+        raise ConfigurationError(
+            f"There is no column {missing[0]!r}, which an envelope codec reads", advice=f"Select {', '.join(_ENVELOPE)}"
         )
     if not isinstance(kind := frame.schema[column].dataType, BinaryType | StringType):
         raise ConfigurationError(

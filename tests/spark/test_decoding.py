@@ -14,7 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from broker.codecs import Avro, Debezium
+from broker.envelopes import Envelope
 from broker.errors import ConfigurationError
+from broker.outbound import OutboundMessage
+from broker_spark.common.schema import RECORD_COLUMNS, spark_schema
 from broker_spark.decode.decoding import decode, judge, payload_schema
 from tests.decoding_cases import BASE, HOSTILE, UNHELD, Everything, Part, Struct
 from tests.spark.support import plan_of
@@ -54,6 +57,30 @@ def test_codecs_reach_the_workers(spark: SparkSession) -> None:
         assert '"a"' in json.dumps(row.payload.asDict(recursive=True), default=str)
         [dead] = decoded.dead.collect()
         assert dead.n == 2
+
+
+class Labelled:
+    """The text of a message as a part's name, and its attribute as the count."""
+
+    type = Part
+
+    def pack(self, payload: Part, message: OutboundMessage, topic: str) -> OutboundMessage:
+        return message.replace(data=payload.name.encode(), attributes={"count": str(payload.count)})
+
+    def unpack(self, envelope: Envelope) -> Part:
+        return Part((envelope.data or b"").decode(), int(envelope.attributes["count"]))
+
+
+def test_a_codec_sees_attributes(spark: SparkSession) -> None:
+    rows = [("t", 0, n, None, b"k", b"a", attributes, None, None) for n, attributes in enumerate(({"count": "3"}, {}))]
+    frame = spark.createDataFrame(rows, spark_schema(tuple(RECORD_COLUMNS)))
+    decoded = decode(frame, Labelled())
+    [row] = decoded.rows.collect()
+    assert row.payload.asDict() == {"name": "a", "count": 3}
+    [dead] = decoded.dead.collect()
+    assert (dead.offset, dead.reason) == (1, "KeyError: 'count'")
+    with pytest.raises(ConfigurationError, match="There is no column 'attributes', which an envelope codec reads"):
+        decode(frame.drop("attributes"), Labelled())
 
 
 def test_both_halves_can_be_read_at_once(spark: SparkSession) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -13,7 +14,10 @@ import pytest
 from pyspark import cloudpickle
 
 from broker.codecs import Avro, Debezium, Protobuf
+from broker.envelopes import Envelope
 from broker.errors import ConfigurationError, DecodeError
+from broker.outbound import OutboundMessage
+from broker_spark.common.schema import arrow_schema
 from broker_spark.decode.decoding import PayloadColumn, payload_schema
 from tests.unit.broker.codecs.messages import Node
 from tests.unit.broker.codecs.messages import Order as OrderMessage
@@ -53,6 +57,44 @@ def test_avro_of_registered_schemas() -> None:
     assert judged(codec, codec.encode(Line("tea", 2)), b"\x00\x00\x00\x00\x08x") == [
         ({"name": "tea", "count": 2}, None),
         (None, "The value was written with schema 8, which is not among those registered"),
+    ]
+
+
+class Stamped:
+    """JSON whose key has to be prepared, with the number of its attributes as count."""
+
+    type = Line
+
+    def __init__(self) -> None:
+        self.keys: set[bytes | None] = set()
+
+    def pack(self, payload: Line, message: OutboundMessage, topic: str) -> OutboundMessage:
+        raise NotImplementedError
+
+    async def prepare(self, envelopes: Sequence[Envelope]) -> None:
+        self.keys |= {each.key for each in envelopes}
+
+    def unpack(self, envelope: Envelope) -> Line:
+        if envelope.key not in self.keys:
+            raise DecodeError("was not prepared")
+        if not envelope.data:
+            raise DecodeError("a tombstone")
+        return Line(f"{envelope.topic} {envelope.data.decode()}", len(envelope.attributes))
+
+
+def test_codecs_that_see_attributes() -> None:
+    column = pickle.loads(cloudpickle.dumps(PayloadColumn(Stamped())))  # noqa: S301
+    kinds = arrow_schema(("topic", "key", "value", "attributes", "publish_time", "broker_time"))
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [
+        {"topic": "orders", "key": b"k", "value": b"tea", "attributes": [("a", "1")], "publish_time": now},
+        {"topic": "orders", "key": None, "value": None, "attributes": None},
+    ]
+    found = column(pyarrow.array(rows, pyarrow.struct(list(kinds))))
+    found.validate(full=True)
+    assert [(each["payload"], each["reason"]) for each in found.to_pylist()] == [
+        ({"name": "orders tea", "count": 1}, None),
+        (None, "a tombstone"),
     ]
 
 
