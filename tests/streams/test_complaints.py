@@ -68,6 +68,6 @@ async def test_c13_a_long_backlog_does_not_hold_up_the_recovery(stream: Stream) 
     await stream.publish([("a", 2)], users.table)
     async with stream.viewing() as view, stream.processing(stream.group(add, users), checkpoint_interval=0.5) as member:
         await member.ready()
-        await until(lambda: view.get("a") == 80_000)
+        await until(lambda: view.get("a") == 80_000 and len(member.partitions) == PARTITIONS)
+        await member.ready()
         assert sum(each.joins[users.table].rows for each in member.stats().partitions.values()) >= 2001
-        assert len(member.partitions) == PARTITIONS
