@@ -14,6 +14,7 @@ from broker.errors import ConnectionFailed
 from broker.hooks import DeadLettered, Event, Warned
 from broker.testing.fakes import make_message, make_record
 from broker.testing.harness import unique
+from broker.testing.waiting import eventually
 from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming
 from tests.unit.broker.consuming.warp import in_jumping_time
 from tests.unit.broker.reading.record_bench import bench
@@ -102,12 +103,13 @@ async def test_what_cannot_be_unpacked_is_dead_lettered_alone() -> None:
         bus.hooks.listen(events.append)
         for topic in ("orders", "orders.dead"):
             await bus.admin.ensure_topic(topic)
-        await bus.topic("orders").publish(b"foreign")
-        await bus.topic("orders", codec).publish("own")
+        await bus.topic("orders").publish(b"foreign", key="k")
+        await bus.topic("orders", codec).publish("own", key="k")
         async with bus.messages("orders", subscription="readers", codec=codec, dead_letter="orders.dead") as inbox:
             message = await inbox.next_message(timeout=30)
             assert message is not None
             assert message.payload == "orders-2: own"
+            await eventually(lambda: any(isinstance(event, DeadLettered) for event in events), 30)
     (letter,) = [event for event in events if isinstance(event, DeadLettered)]
     assert letter.reason == "cannot be decoded: schema none is unknown"
 
