@@ -21,11 +21,13 @@ from benchmarks.servicebus_speed import measure_servicebus
 from benchmarks.six_backends import measure_six
 from benchmarks.state_speed import measure_state
 from benchmarks.steadiness import measure_steadiness
+from benchmarks.tracing_cost import measure_tracing
 
 __all__ = ["BENCHMARKS", "run_alone"]
 
 BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
     "facade": measure_facade,
+    "tracing": measure_tracing,
     "backends": measure_six,
     "jetstream": measure_jetstream,
     "faststream": measure_faststream,

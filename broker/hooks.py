@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
@@ -30,6 +30,7 @@ __all__ = [
     "Event",
     "FetchFailed",
     "FlowBlocked",
+    "HandedOver",
     "HandlerFailed",
     "Hooks",
     "InFlightMessages",
@@ -132,6 +133,21 @@ class Received(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver(Event):
+    """`next_message`, `next_batch` or an iteration returned messages to the application; handlers cause none.
+
+    :ivar topic: as in `Received`, like `subscription` and `group`.
+    :ivar seconds: how long the call took, its wait included.
+    """
+
+    topic: str
+    messages: Sequence[Message[Any]]
+    seconds: float
+    subscription: str | None = None
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsReceived(Event):
     """Records were fetched; one event per topic and fetch."""
 
@@ -170,6 +186,7 @@ class Settled(Event):
     :ivar nacked: messages that are redelivered after a delay, by the broker or from the consumer's memory.
     :ivar released: messages that were given back unhandled.
     :ivar handled: the acked messages that a handler or the application acked.
+    :ivar seconds: how long the broker took to settle them.
     """
 
     topic: str
@@ -177,6 +194,7 @@ class Settled(Event):
     nacked: int = 0
     released: int = 0
     handled: Sequence[Message[Any]] = ()
+    seconds: float = 0.0
     subscription: str | None = None
     group: str | None = None
 
@@ -328,9 +346,12 @@ def publishing_as(origin: Origin) -> Generator[None]:
 
 
 class Scope:
-    """The context managers of interceptors around one piece of work. Their failures are logged."""
+    """The context managers of interceptors around one piece of work. Their failures are logged.
 
-    __slots__ = ("_stack", "_what")
+    One list instead of an `ExitStack`, which would cost more than most interceptors.
+    """
+
+    __slots__ = ("_entered", "_subject", "_what")
 
     def __init__(
         self, interceptors: Sequence[Callable[[Any], AbstractContextManager[object]]], subject: object, what: str
@@ -340,24 +361,38 @@ class Scope:
         :param subject: what they are called with.
         :param what: the work, for the log.
         """
-        self._stack = ExitStack()
+        self._entered: list[AbstractContextManager[object]] = []
+        self._subject = subject
         self._what = what
         for interceptor in tuple(interceptors):
             try:
-                self._stack.enter_context(interceptor(subject))
+                manager = interceptor(subject)
+                manager.__enter__()
             except Exception:
                 # A failing interceptor must not stop the work.
-                logger.exception("An interceptor failed before %s", what)
+                logger.exception("An interceptor failed before %s %s", what, _shown(subject))
+            else:
+                self._entered.append(manager)
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Leave them, with the error of the work."""
-        try:
-            self._stack.__exit__(
-                None if error is None else type(error), error, None if error is None else error.__traceback__
-            )
-        except Exception as raised:
-            if raised is not error:
-                logger.exception("An interceptor failed after %s", self._what)
+        """Leave them, with the error of the work, which each may hide from those before."""
+        while self._entered:
+            manager = self._entered.pop()
+            try:
+                if manager.__exit__(
+                    None if error is None else type(error), error, None if error is None else error.__traceback__
+                ):
+                    error = None
+            except Exception as raised:
+                if raised is not error:
+                    logger.exception("An interceptor failed after %s %s", self._what, _shown(self._subject))
+
+
+def _shown(subject: Any) -> str:
+    """What a scope is around, without the bodies of messages."""
+    if isinstance(subject, PublishCall):
+        return f"to topic {subject.topic!r}"
+    return f"message {subject.id!r}" if hasattr(subject, "id") else f"{len(subject)} messages"
 
 
 class PublishCall:
@@ -382,7 +417,7 @@ class PublishCall:
         self.origin: Origin = _origin.get()
         self.outcomes: Sequence[Receipt | BaseException | None] = ()
         self._messages = messages
-        self._scope = Scope(interceptors, self, f"publishing to topic {topic!r}")
+        self._scope = Scope(interceptors, self, "publishing")
 
     @property
     def messages(self) -> Sequence[OutboundMessage]:
@@ -402,8 +437,11 @@ class PublishCall:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.outcomes = [error] * len(self._messages)
+        self.end(self.outcomes if error is None else [error] * len(self._messages))
+
+    def end(self, outcomes: Sequence[Receipt | BaseException | None]) -> None:
+        """Leave the interceptors with these outcomes."""
+        self.outcomes = outcomes
         self._scope.leave()
 
 
@@ -440,6 +478,7 @@ class Hooks:
     Test `hooks.listening` before building an event: without listeners no event is needed, except `Connected` and
     `Disconnected`, which set `connected`.
 
+    :ivar hears_publishes: whether a listener hears `Published`.
     :ivar connected: False from `Disconnected` to the next `Connected`.
     :ivar raises: for tests: whether an error of a handler or an `async with message` block is raised to the caller of
         `receive`, or out of the block, instead of being settled by the retry policy. None never raises.
@@ -453,36 +492,44 @@ class Hooks:
         "_metrics",
         "_publishing",
         "connected",
+        "hears_publishes",
         "listening",
         "raises",
     )
 
     def __init__(self) -> None:
-        self._listeners: list[Callable[[Event], object]] = []
+        self._listeners: list[tuple[Callable[[Event], object], tuple[type[Event], ...] | None]] = []
         self._publishing: list[Callable[[PublishCall], AbstractContextManager[object]]] = []
         self._handling: list[Callable[[Message[Any]], AbstractContextManager[object]]] = []
         self._batches: list[Callable[[Sequence[Message[Any]]], AbstractContextManager[object]]] = []
         self._in_flight: list[InFlightMessages] = []
         self._metrics: list[MetricsSource] = []
         self.connected = True
-        self.listening = False
+        self.listening = self.hears_publishes = False
         self.raises: Callable[[Exception], bool] | None = None
 
-    def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
-        """Call `listener` with every event; returns the function that removes it.
+    def listen(
+        self, listener: Callable[[Event], object], *, kinds: tuple[type[Event], ...] | None = None
+    ) -> Callable[[], None]:
+        """Call `listener` with every event, or those of some kinds; returns the function that removes it.
 
         :raises ConfigurationError: the listener cannot be called with an event, or is a coroutine function.
         """
         check_accepts("listener", listener, "an event")
         _check_plain("listener", listener, "Pass a plain function; it may start a task")
-        self._listeners.append(listener)
-        self.listening = True
+        entry = (listener, kinds)
+        self._listeners.append(entry)
+        self._heard()
 
         def remove() -> None:
-            self._listeners.remove(listener)
-            self.listening = bool(self._listeners)
+            self._listeners.remove(entry)
+            self._heard()
 
         return remove
+
+    def _heard(self) -> None:
+        self.listening = bool(self._listeners)
+        self.hears_publishes = any(kinds is None or Published in kinds for _, kinds in self._listeners)
 
     def around_publishing(
         self, interceptor: Callable[[PublishCall], AbstractContextManager[object]]
@@ -570,7 +617,9 @@ class Hooks:
             self.connected = False
         elif isinstance(event, Connected):
             self.connected = True
-        for listener in tuple(self._listeners):
+        for listener, kinds in tuple(self._listeners):
+            if kinds is not None and type(event) not in kinds:
+                continue
             try:
                 listener(event)
             except Exception:

@@ -230,6 +230,8 @@ class MessageConsumer(Generic[T]):
             now = await engine.turn()
         message = engine.take(now)
         if message is not None:
+            if engine.hooks.listening:
+                engine.report_handed_over((message,), now)
             return message
         deadline = None if timeout is None else now + timeout
         while engine.check():
@@ -237,6 +239,8 @@ class MessageConsumer(Generic[T]):
             in_time = await engine.wait(1, left)
             message = engine.take(engine.time())
             if message is not None:
+                if engine.hooks.listening:
+                    engine.report_handed_over((message,), now)
                 return message
             if not in_time and engine.running:
                 return None
@@ -273,6 +277,8 @@ class MessageConsumer(Generic[T]):
             batch = engine.take_batch(max_messages, engine.time())
             if not in_time and engine.running:
                 break
+        if batch and engine.hooks.listening:
+            engine.report_handed_over(batch, now)
         return MessageBatch(batch, engine)
 
     def batches(self, max_messages: int = 100, *, max_wait: float | None = None) -> AsyncIterator[MessageBatch[T]]:

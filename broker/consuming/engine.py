@@ -39,7 +39,7 @@ from broker.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from broker.hooks import Hooks, Warned, logger
+from broker.hooks import HandedOver, Hooks, Warned, logger
 from broker.messages import Message, Outcome, SettleState
 from broker.names import known_name
 from broker.protocols import AnyCodec
@@ -379,6 +379,19 @@ class Engine:
         if self._bucket is not None and batch:
             self._spend(self._bucket, len(batch))
         return batch
+
+    def report_handed_over(self, messages: Sequence[Message[Any]], began: float) -> None:
+        """Report messages that a call returns which began at this loop time."""
+        first = messages[0]
+        self.hooks.emit(
+            HandedOver(
+                topic=policy_of(first).topic,
+                subscription=self._subscription,
+                group=self._group,
+                messages=messages,
+                seconds=self._loop.time() - began,
+            )
+        )
 
     def pause(self) -> None:
         """Hand nothing over until `resume`. What is buffered stays ours; the fetch ends where the buffer is full."""

@@ -156,7 +156,7 @@ class FailurePolicy:
     def begin(self, message: Message[Any]) -> None:
         check_loop(self._loop)
         if self._hooks.handling:
-            message.scope = Scope(self._hooks.handling, message, f"handling message {message.id!r}")
+            message.scope = Scope(self._hooks.handling, message, "handling")
 
     async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
         check_loop(self._loop)

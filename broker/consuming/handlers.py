@@ -190,7 +190,7 @@ async def handle_batches(
             continue
         for message in messages:
             message.in_use = True
-        scope = Scope(interceptors, messages, f"handling {len(messages)} messages") if interceptors else None
+        scope = Scope(interceptors, messages, "handling") if interceptors else None
         results: Sequence[BaseException | None] | None = None
         try:
             results = _checked(await within(timeout, handler(MessageBatch(messages, engine))))

@@ -325,8 +325,10 @@ class InFlight:
         message.state = _SETTLED
         return copy
 
-    def concluded(self, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]) -> None:
-        """Apply the results of settlements."""
+    def concluded(
+        self, settlements: Sequence[Settlement], results: Sequence[BrokerError | None], seconds: float = 0.0
+    ) -> None:
+        """Apply the results of settlements, which took so many seconds."""
         size = count = acked = 0
         attempts = self.attempts
         forgets = bool(attempts)
@@ -356,7 +358,7 @@ class InFlight:
         if self.hooks.listening:
             counts = _settled(settlements, results)
             if any(counts.values()):
-                self.emit_settled(**counts)
+                self.emit_settled(**counts, seconds=seconds)
         self._refill()
         self._receivers.settled(len(self.ready))
 

@@ -26,10 +26,11 @@ Results = Sequence[BrokerError | None]
 class SettleLoop:
     """One per source.
 
-    :param done: called on the loop with each batch and its results, before any waiter resumes.
+    :param done: called on the loop with each batch, its results and the seconds that it took, before any waiter
+        resumes.
     """
 
-    def __init__(self, source: MessageSource, done: Callable[[Sequence[Settlement], Results], None]) -> None:
+    def __init__(self, source: MessageSource, done: Callable[[Sequence[Settlement], Results, float], None]) -> None:
         self._source = source
         self._done = done
         self._pending: list[Settlement] = []
@@ -82,29 +83,31 @@ class SettleLoop:
                 continue
             settlements, self._pending = self._pending, []
             waiters, self._waiters = self._waiters, []
+            began = self._loop.time()
             try:
                 results = await self._carry_out(settlements)
             except asyncio.CancelledError:
                 results = [_unanswered()] * len(settlements)
-                self._conclude(settlements, results, waiters)
+                self._conclude(settlements, results, waiters, self._loop.time() - began)
                 self._leave_rest()
                 raise
-            self._conclude(settlements, results, waiters)
+            self._conclude(settlements, results, waiters, self._loop.time() - began)
 
     def _leave_rest(self) -> None:
         """Fail the pending settlements: the loop has ended."""
         settlements, self._pending = self._pending, []
         waiters, self._waiters = self._waiters, []
         if settlements:
-            self._conclude(settlements, [_unanswered()] * len(settlements), waiters)
+            self._conclude(settlements, [_unanswered()] * len(settlements), waiters, 0.0)
 
     def _conclude(
         self,
         settlements: Sequence[Settlement],
         results: Results,
         waiters: Sequence[tuple[int, int, asyncio.Future[None]]],
+        seconds: float,
     ) -> None:
-        self._done(settlements, results)
+        self._done(settlements, results, seconds)
         for start, stop, future in waiters:
             if future.done():
                 continue

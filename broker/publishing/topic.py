@@ -155,30 +155,36 @@ class TopicFacade(Generic[T]):
             message = payload
         else:
             message = self._outbound(payload, key, attributes, id, deliver_at, ttl, partition)
-        if self._interceptors:
-            (found,) = await self._send_intercepted(target, (message,), receipts=True)
-            if isinstance(found, BrokerError):
-                raise found
-            return cast("Receipt", found)
-        self._check(message)
-        if self._pipeline is not None and self._pipeline.messages and message.key is not None:
-            await self._pipeline.drain()
-        # The same as `_call`, inlined: one more frame would cost as much as everything else but the round trip.
-        self._calls += 1
+        # Not a coroutine of its own, which would cost as much as everything else but the round trip.
+        call = PublishCall(self._interceptors, self.name, (message,)) if self._interceptors else None
         try:
-            if self._hooks.listening:
-                outcomes = await self._call_observed(target.publish, (message,))
-            else:
-                outcomes = await target.publish((message,))
-        finally:
-            self._calls -= 1
-            if self._idle is not None:
-                self._report_idle(self._idle)
-        if len(outcomes) != 1:
-            raise _wrong_number(outcomes, 1)
-        outcome = cast("Receipt | BrokerError", outcomes[0])
-        if isinstance(outcome, BrokerError):
-            raise outcome
+            if call is not None:
+                (message,) = call.messages
+            self._check(message)
+            if self._pipeline is not None and self._pipeline.messages and message.key is not None:
+                await self._pipeline.drain()
+            # The same as `_call`, for the same reason.
+            self._calls += 1
+            try:
+                if self._hooks.hears_publishes:
+                    outcomes = await self._call_observed(target.publish, (message,))
+                else:
+                    outcomes = await target.publish((message,))
+            finally:
+                self._calls -= 1
+                if self._idle is not None:
+                    self._report_idle(self._idle)
+            if len(outcomes) != 1:
+                raise _wrong_number(outcomes, 1)
+            outcome = cast("Receipt | BrokerError", outcomes[0])
+            if isinstance(outcome, BrokerError):
+                raise outcome
+        except BaseException as error:
+            if call is not None:
+                call.end((error,))
+            raise
+        if call is not None:
+            call.end((outcome,))
         if outcome.duplicate:
             self._log_duplicates(outcomes)
         return outcome
@@ -422,7 +428,7 @@ class TopicFacade(Generic[T]):
     ) -> Sequence[Receipt | BrokerError | None]:
         self._calls += 1
         try:
-            if self._hooks.listening:
+            if self._hooks.hears_publishes:
                 outcomes = await self._call_observed(publish, messages)
             else:
                 outcomes = await publish(messages)

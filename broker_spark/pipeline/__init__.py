@@ -2,7 +2,8 @@
 
 Read `docs/pipelines.md`. `definition` has the parts of a pipeline, `toml_file` reads them from a file. `running` runs a
 pipeline: `frames` builds its stream, `preflight` checks the sinks, `writing` claims files and tables and writes one
-sink, `batch` writes all of them, `lineage` notes beside files what they were made of, and `metrics` counts batches.
+sink, `batch` writes all of them, `lineage` notes beside files what they were made of, `metrics` counts batches, and
+`tracing` makes their spans.
 `expectations` judges rows, `letters` reads dead ones again, and `batch_ranges` says what a batch read. `inspecting`
 reports plan and progress; `backlog` counts rows that Spark's progress does not report. `sampling` tries a few rows,
 `replaying` processes a range again; `log_ranges` has what they read.
@@ -15,10 +16,12 @@ from broker_spark.pipeline.metrics import BatchMetrics
 from broker_spark.pipeline.replaying import Replay, replay
 from broker_spark.pipeline.running import BatchReport, Run, run
 from broker_spark.pipeline.sampling import Sample, sample
+from broker_spark.pipeline.tracing import BatchSpans
 
 __all__ = [
     "BatchMetrics",
     "BatchReport",
+    "BatchSpans",
     "CallSink",
     "Expect",
     "FileSink",

@@ -107,7 +107,7 @@ async def test_an_ack_after_the_last_settlement_is_answered() -> None:
     source.add("1")
     async with consuming(source) as consumer:
         message = await received(consumer)
-        pump = SettleLoop(source, lambda settlements, results: None)
+        pump = SettleLoop(source, lambda settlements, results, seconds: None)
         await pump.close(asyncio.get_running_loop().time() + 5)
         with pytest.raises(SettleError, match="was closed before"):
             await asyncio.wait_for(pump.put_and_wait([Settlement(message, Outcome.ACK)]), 60)
