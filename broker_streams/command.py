@@ -9,29 +9,35 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from enum import StrEnum
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
-from broker import BrokerError, Bytes, TopicNotFound, Unsupported
-from broker.cli.arguments import KnownTopic, Yes, parse_address, parse_duration
+from broker import Bytes, TopicNotFound, Unsupported
+from broker.cli.arguments import KnownTopic, Yes, parse_duration
 from broker.cli.errors import Exit, Failure
+from broker.cli.loading import load_object
 from broker.cli.output import counter, escaped, json_line, json_text, print_lines, show_table
+from broker.cli.processes import (
+    address_of,
+    as_arguments,
+    check_shared,
+    exit_status,
+    start_process,
+    stop_processes,
+    stop_with_parent,
+)
 from broker.cli.rendering import bytes_field, printable
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.cli.streams import Source
 from broker.metrics import Metrics
 from broker.probes import Page, ProbeServer, probe
 from broker_streams import keys
@@ -59,10 +65,8 @@ _CUT: Final = 60
 """Maximum length of a value in a table for people."""
 _LINES: Final = 1000
 """Lines that are written at once."""
-_LAST_PORT: Final = 65_535
 _JOIN_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.2
-_CHILD: Final = "import sys; from broker.cli import main; sys.exit(main())"
 
 
 class StoreKind(StrEnum):
@@ -175,13 +179,12 @@ async def run(
 
     It runs until it is interrupted, or fails. Progress is on standard error.
     """
-    found = _load(group)
+    found = load_object(group, Group, "shop.clicks:group")
     interval, standby_of = parse_duration(checkpoint_interval).total_seconds(), _parse_standby(standby)
-    address = None if listen is None else _address_of(listen, member, processes)
+    address = None if listen is None else address_of(listen, member, processes)
     session.serves = True
     if processes > 1:
-        if not session.bus.capabilities.shared:
-            raise Unsupported(f"{session.bus.capabilities.backend} cannot be shared by processes")
+        check_shared(session)
         options: dict[str, Any] = {
             "--state-dir": state_dir,
             "--store": store,
@@ -195,7 +198,7 @@ async def run(
             "--debug": session.options.debug,
             "--config": session.options.config,
         }
-        await _run_processes(session, [group, *_as_arguments(options)], processes, name)
+        await _run_processes(session, [group, *as_arguments(options)], processes, name)
         return
     processor = Processor(
         session.bus,
@@ -222,7 +225,7 @@ async def _run_processor(session: Session, processor: Processor, *, of_several: 
         gone.
     """
     work = asyncio.ensure_future(processor.run())
-    orphaned = asyncio.ensure_future(_stop_with_parent(processor)) if of_several else None
+    orphaned = asyncio.ensure_future(stop_with_parent(processor.stop)) if of_several else None
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -244,26 +247,7 @@ async def _run_processor(session: Session, processor: Processor, *, of_several: 
             orphaned.cancel()
 
 
-async def _stop_with_parent(processor: Processor) -> None:
-    """The parent holds the other end of standard input."""
-    while await Source().read():
-        pass
-    processor.stop()
-
-
 # -- probes ------------------------------------------------------------------------------------------------
-
-
-def _address_of(text: str, member: int, processes: int) -> tuple[str, int]:
-    """Where a process listens: the first of several at the port that is given, and so on."""
-    host, port = parse_address(text)
-    if port and port + processes - 1 > _LAST_PORT:
-        raise Failure(
-            f"--listen is {text!r}, and there are {processes} processes",
-            advice=f"Each takes the next port, up to {_LAST_PORT}: give a lower one",
-            code=Exit.USAGE,
-        )
-    return host, port + member - 1 if port and member else port
 
 
 @asynccontextmanager
@@ -327,66 +311,20 @@ async def _run_processes(session: Session, arguments: Sequence[str], count: int,
     try:
         for number in range(1, count + 1):
             own = [] if name is None else ["--name", f"{name}-{number}"]
-            children.append(await _start(session, [*arguments, *own, "--member", str(number)]))
+            children.append(
+                await start_process(session, ("streams", "run"), [*arguments, *own, "--member", str(number)])
+            )
         waiting = [asyncio.ensure_future(child.wait()) for child in children]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         number, ended = next((n, child) for n, child in enumerate(children, 1) if child.returncode is not None)
-        session.code = _status(ended)
+        session.code = exit_status(ended)
         session.note(f"broker: process {number} of {count} ended with {session.code}; the others stop")
     finally:
-        await _stop(children)
+        await stop_processes(children)
         # One that was asked to stop while it started has nothing to finish.
-        failed = [_status(child) for child in children if child.returncode not in (0, -signal.SIGTERM)]
+        failed = [exit_status(child) for child in children if child.returncode not in (0, -signal.SIGTERM)]
         if failed and session.code == Exit.DONE:
             session.code = failed[0]
-
-
-async def _start(session: Session, arguments: Sequence[str]) -> Process:
-    """A process that ends when this one does, since it reads its standard input to the end.
-
-    Ctrl-C in a terminal does not reach it, so that it gets one signal.
-    """
-    environment = dict(os.environ)
-    if session.options.url is not None:
-        # Not as an argument: others may see those.
-        environment["BROKER_URL"] = session.options.url
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _CHILD, "streams", "run", *arguments),
-        stdin=PIPE,
-        env=environment,
-        start_new_session=True,
-    )
-
-
-async def _stop(children: Sequence[Process]) -> None:
-    """Ask processes to stop and wait for them; an interrupt kills them."""
-    for child in children:
-        if child.returncode is None:
-            with suppress(ProcessLookupError):
-                child.terminate()
-    try:
-        await asyncio.gather(*(child.wait() for child in children))
-    except asyncio.CancelledError:
-        for child in children:
-            if child.returncode is None:
-                with suppress(ProcessLookupError):
-                    child.kill()
-        await asyncio.gather(*(child.wait() for child in children))
-        raise
-
-
-def _status(child: Process) -> int:
-    """The exit code of a process, as a shell tells it."""
-    code = child.returncode or 0
-    return code if code >= 0 else 128 - code
-
-
-def _as_arguments(options: dict[str, Any]) -> Iterator[str]:
-    for option, value in options.items():
-        if value is True:
-            yield option
-        elif value is not None and value is not False:
-            yield from (option, str(value))
 
 
 @contextmanager
@@ -443,7 +381,7 @@ async def describe(
     as_json: AsJson = False,
 ) -> None:
     """Show topics, tables, windows, timers and policies of a group."""
-    found = _load(group)
+    found = load_object(group, Group, "shop.clicks:group")
     if as_json:
         session.answer(_group_json(found), "")
     else:
@@ -635,7 +573,7 @@ async def visit(
     the group as a member of its own, visits, and leaves; it handles no messages. Stop the other members first: while
     one of them keeps a partition nothing is visited. In a program that runs, call `processor.visit`.
     """
-    found = _load(group)
+    found = load_object(group, Group, "shop.clicks:group")
     value = _parse_meta(meta)
     processor = Processor(session.bus, found, state_dir=state_dir, store=store.factory(), guarantee=guarantee)
     # Asked before the group is joined.
@@ -778,44 +716,11 @@ def _quiet(line: str) -> None: ...
 
 async def _stored(session: Session, text: str) -> tuple[StoredGroup, Group | None]:
     """What the broker has of a group, and its code if that was named."""
-    code = _load(text) if ":" in text else None
+    code = load_object(text, Group, "shop.clicks:group") if ":" in text else None
     return await find_group(session.bus, text if code is None else code.name, code), code
 
 
 # -- arguments ---------------------------------------------------------------------------------------------
-
-
-def _load(text: str) -> Group:
-    """The group that MODULE:NAME names.
-
-    :raises Failure: there is none.
-    """
-    module, _, path = text.partition(":")
-    if not (module and path):
-        raise Failure(
-            f"{text!r} names no group", advice="Write MODULE:NAME, for instance shop.clicks:group", code=Exit.USAGE
-        )
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: Any = import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-        if not isinstance(found, Group) and callable(found):
-            found = found()
-    except BrokerError:
-        raise
-    except Exception as error:
-        raise Failure(
-            f"{text!r} cannot be loaded: {type(error).__name__}: {error}",
-            advice=f"Check the names; modules are looked for in {here}, too",
-            code=Exit.USAGE,
-        ) from error
-    if not isinstance(found, Group):
-        raise Failure(
-            f"{text!r} is {found!r}", advice="It has to be a Group, or a function that returns one", code=Exit.USAGE
-        )
-    return found
 
 
 def _parse_standby(text: str | None) -> Literal["all"] | tuple[int, ...] | None:

@@ -33,6 +33,7 @@ BUILT_IN: Final = {
     "lag": "broker.cli.subscriptions:lag_app",
     "groups": "broker.cli.groups:app",
     "dead": "broker.cli.dead:app",
+    "run": "broker.cli.run:app",
     "tracker": "broker.cli.queue:tracker_app",
     "queue": "broker.cli.queue:app",
     "pipeline": "broker.cli.pipeline:app",

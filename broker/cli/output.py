@@ -29,6 +29,7 @@ __all__ = [
     "json_line",
     "json_text",
     "log_to_stderr",
+    "logged_to_stderr",
     "print_above",
     "print_line",
     "print_lines",
@@ -160,7 +161,27 @@ def log_to_stderr() -> None:
     root = logging.getLogger()
     if root.handlers:
         return
+    root.addHandler(_stderr_handler())
+    root.setLevel(logging.DEBUG)
+
+
+@contextmanager
+def logged_to_stderr(level: int) -> Generator[bool]:
+    """Print records from this level on while the block runs; False if the log is configured already."""
+    root = logging.getLogger()
+    if any(not isinstance(handler, logging.NullHandler) for handler in root.handlers):
+        yield False
+        return
+    handler = _stderr_handler()
+    handler.setLevel(level)
+    root.addHandler(handler)
+    try:
+        yield True
+    finally:
+        root.removeHandler(handler)
+
+
+def _stderr_handler() -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
+    return handler

@@ -129,12 +129,14 @@ class Session:
     :ivar as_json: whether to print JSON.
     :ivar code: the exit code if the command returns.
     :ivar serves: the command is a service, which SIGTERM ends in an orderly way: then the exit code is `code` too.
+    :ivar shows_log: the command prints the log, so that events which are also logged are not printed.
     """
 
     options: Options
     as_json: bool = False
     code: int = Exit.DONE
     serves: bool = False
+    shows_log: bool = False
     _bus: Bus | None = None
     _out: Sink | None = None
     _signal: int | None = field(default=None, init=False)
@@ -259,6 +261,8 @@ class Session:
 
     def _observe(self, event: Event) -> None:
         """Print the events that matter to an operator."""
+        if self.shows_log and not isinstance(event, Disconnected | Connected):
+            return
         match event:
             case Disconnected():
                 text = "the connection broke; reconnecting"

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from broker.checks import refused
 from broker.consuming.consumer import Service
 from broker.errors import ConfigurationError
 from broker.hooks import logger
 
-__all__ = ["check_services", "run", "serve"]
+__all__ = ["check_services", "in_new_loop", "run", "serve", "stopping_on_signals"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_WAIT = 3.0
@@ -31,25 +33,39 @@ async def serve(*services: Service) -> None:
     :raises BrokerError: the error of the first service that failed, after the others were closed.
     """
     check_services(services, Service)
-    loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
         for service in services:
             service.consumer.stop()
 
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop)
-    try:
+    with stopping_on_signals(stop):
         tasks = [asyncio.create_task(service.serve()) for service in services]
         _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for service in services:
-            service.consumer.stop()
+        stop()
         if pending:
             await asyncio.wait(pending)
         for task in tasks:
             task.result()
+
+
+@contextmanager
+def stopping_on_signals(stop: Callable[[], object]) -> Generator[None]:
+    """Call `stop` at the first SIGTERM or SIGINT; a second one ends the process as usual.
+
+    :raises ConfigurationError: this is not the main thread.
+    """
+    _check_main_thread()
+    loop = asyncio.get_running_loop()
+
+    def stop_once() -> None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        stop()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop_once)
+    try:
+        yield
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
@@ -65,15 +81,28 @@ def run(*services: Service) -> None:
     :raises BrokerError: the error of the first service that failed, after the others were closed.
     """
     check_services(services, Service)
+
+    async def main() -> None:
+        await _run(services)
+
+    in_new_loop(main, "broker.serve(...)")
+
+
+def in_new_loop(main: Callable[[], Coroutine[Any, Any, None]], instead: str) -> None:
+    """Run a coroutine function in a new event loop, whose end is bounded.
+
+    :param instead: what to await where a loop runs.
+    :raises ConfigurationError: a loop runs already.
+    """
     if asyncio._get_running_loop() is not None:
         raise ConfigurationError(
             "run() starts an event loop, but this thread already runs one",
-            advice="Write `await broker.serve(...)` instead",
+            advice=f"Write `await {instead}` instead",
         )
     loop = asyncio.new_event_loop()
     try:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(_run(services))
+        loop.run_until_complete(main())
     finally:
         try:
             _end(loop)
@@ -89,6 +118,10 @@ def check_services(services: Sequence[object], kind: type) -> None:
     for service in services:
         if not isinstance(service, kind):
             raise refused("A service", service, "what bus.messages(...).handled_by(handle) returns")
+    _check_main_thread()
+
+
+def _check_main_thread() -> None:
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError(
             "Services run in the main thread, where signals arrive",

@@ -59,11 +59,14 @@ class ThreadedHandler(Generic[T]):
         """End the threads: idle ones now, others after their call."""
         self.threads.close()
 
-    async def handle(self, message: Message[T]) -> None:
-        """:raises Exception: what the function raised."""
+    async def handle(self, message: Message[T]) -> Any:
+        """Returns what the function returned.
+
+        :raises Exception: what the function raised.
+        """
         abandonment = Abandonment()
         argument = BlockingMessage(message, self._portal, self._hooks, abandonment)
-        await self._run(argument, (message,), abandonment)
+        return await self._run(argument, (message,), abandonment)
 
     async def handle_batch(self, batch: MessageBatch[T]) -> Sequence[BaseException | None] | None:
         """:raises Exception: what the function raised."""

@@ -19,6 +19,7 @@ import pytest
 import broker.blocking
 import broker_streams
 from broker import Json, OutboundMessage, connect
+from broker.cli.processes import address_of
 from broker.cli.session import Options, Session
 from broker_inmem.server import Broker
 from broker_streams import Group, Input, Memory, View, operations
@@ -343,11 +344,11 @@ def test_an_address_that_cannot_be_used(memory: InnerCli, name: str, tmp_path: P
 
 
 def test_processes_listen_at_the_ports_that_follow() -> None:
-    assert [streams_command._address_of("9000", member, 3) for member in (1, 2, 3)] == [
+    assert [address_of("9000", member, 3) for member in (1, 2, 3)] == [
         ("127.0.0.1", port) for port in (9000, 9001, 9002)
     ]
-    assert streams_command._address_of("[::1]:0", 2, 3) == ("[::1]", 0)
-    assert streams_command._address_of("127.0.0.2:65535", 0, 1) == ("127.0.0.2", 65535)
+    assert address_of("[::1]:0", 2, 3) == ("[::1]", 0)
+    assert address_of("127.0.0.2:65535", 0, 1) == ("127.0.0.2", 65535)
 
 
 async def test_a_processor_is_ready_while_it_and_its_broker_are_well(
