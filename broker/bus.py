@@ -164,7 +164,7 @@ class Bus:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is up, by the last event of the client; asks nobody. False before the bus is open."""
+        """Whether the bus is open and the connection up, by the last event of the client; makes no call."""
         return self.is_open and self.hooks.connected
 
     async def health(self) -> Health:

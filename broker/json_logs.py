@@ -93,7 +93,7 @@ def _identity(message: Message[Any]) -> Mapping[str, Any]:
 
 
 def _current_span() -> Mapping[str, str]:
-    # If nobody imported the API, there is no span.
+    # Without an import of the API there is no span.
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None or not (context := api.get_current_span().get_span_context()).is_valid:
         return {}

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
@@ -32,14 +33,13 @@ from broker.cli.processes import (
     as_arguments,
     check_shared,
     exit_status,
+    run_until_interrupted,
+    serving_probes,
     start_process,
     stop_processes,
-    stop_with_parent,
 )
 from broker.cli.rendering import bytes_field, printable
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.metrics import Metrics
-from broker.probes import Page, ProbeServer, probe
 from broker_streams import keys
 from broker_streams.commits import Guarantee
 from broker_streams.graph import Group, table_of
@@ -215,36 +215,13 @@ async def run(
     with _progress(session, member):
         # Before the group is joined, so that an address in use changes nothing.
         async with _probes(session, processor, address, member):
-            await _run_processor(session, processor, of_several=member > 0)
-
-
-async def _run_processor(session: Session, processor: Processor, *, of_several: bool) -> None:
-    """Run until an interrupt, then stop with a last checkpoint; a second interrupt does not wait for it.
-
-    :param of_several: a process that a supervisor may signal beside its parent: it stops once, and when the parent is
-        gone.
-    """
-    work = asyncio.ensure_future(processor.run())
-    orphaned = asyncio.ensure_future(stop_with_parent(processor.stop)) if of_several else None
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        processor.stop()
-        if not of_several:
-            session.note(f"Group {processor.group.name!r} stops after a last checkpoint; interrupt again to stop now")
-        while not work.done():
-            try:
-                await asyncio.wait((work,))
-            except asyncio.CancelledError:
-                if not of_several:
-                    session.serves = False
-                    work.cancel()
-        if not work.cancelled():
-            work.result()
-        raise
-    finally:
-        if orphaned is not None:
-            orphaned.cancel()
+            await run_until_interrupted(
+                session,
+                processor.run(),
+                processor.stop,
+                note=f"Group {found.name!r} stops after a last checkpoint; interrupt again to stop now",
+                of_several=member > 0,
+            )
 
 
 # -- probes ------------------------------------------------------------------------------------------------
@@ -259,19 +236,14 @@ async def _probes(
         yield
         return
     joined = asyncio.ensure_future(_wait_until_ready(processor))
-    metrics = Metrics(session.bus)
-    pages: dict[str, Page] = {
-        # The answer says that the event loop is not blocked. A restart helps against nothing else.
-        "/live": probe(lambda: ""),
-        "/ready": probe(lambda: _not_ready(processor, joined=joined.done(), connected=session.bus.connected)),
-        "/metrics": lambda: (200, metrics.text()),
-    }
+
+    def trouble() -> str:
+        return _not_ready(processor, joined=joined.done(), connected=session.bus.connected)
+
     try:
-        async with ProbeServer(*address, pages) as server:
-            _tell(session, member, f"Probes and metrics are at {server.url}")
+        async with serving_probes(session, address, trouble, partial(_tell, session, member)):
             yield
     finally:
-        metrics.close()
         joined.cancel()
 
 
@@ -285,7 +257,7 @@ async def _wait_until_ready(processor: Processor) -> None:
 
 
 def _not_ready(processor: Processor, *, joined: bool, connected: bool) -> str:
-    """Why a processor is not ready; empty if it is. Asks nobody.
+    """Why a processor is not ready; empty if it is. Makes no call.
 
     :param joined: whether the member has got its partitions, or is a spare.
     :param connected: whether the connection to the broker is up.

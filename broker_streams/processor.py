@@ -967,7 +967,7 @@ class Processor(Service):
 
     @property
     def healthy(self) -> bool:
-        """Whether the processor is a member of its group, and its last fetch succeeded. Asks nobody."""
+        """Whether the processor is a member of its group, and its last fetch succeeded. Makes no call."""
         if self._reading is None or self._signal.state is not ProcessorState.RUNNING:
             return False
         return self._reading.state is ConsumerState.RUNNING

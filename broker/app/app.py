@@ -249,7 +249,7 @@ class Running:
 
     @property
     def trouble(self) -> str:
-        """Why the app is not ready, for a probe; empty if it is. Asks nobody."""
+        """Why the app is not ready, for a probe; empty if it is. Makes no call."""
         if self._stopped:
             return f"app {self._name} stops"
         if not self._bus.connected:

@@ -143,7 +143,7 @@ class Bus:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is up, by the last event of the client; asks nobody."""
+        """Whether the connection is up, by the last event of the client; makes no call."""
         return self.asynchronous.connected
 
     def health(self) -> asynchronous.Health:

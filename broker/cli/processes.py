@@ -1,6 +1,6 @@
-"""Commands that run in several processes: how these are started and stopped, and what each of them listens at.
+"""What services of the command line share: the drain at an interrupt, probes, and several processes.
 
-A process ends when the one that started it does, since it reads its standard input to the end.
+A process of several ends when the one that started it does, since it reads its standard input to the end.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from broker.cli.arguments import parse_address
@@ -19,15 +19,18 @@ from broker.cli.errors import Exit, Failure
 from broker.cli.session import Session
 from broker.cli.streams import Source
 from broker.errors import Unsupported
+from broker.metrics import Metrics
+from broker.probes import Page, ProbeServer, probe
 
 __all__ = [
     "address_of",
     "as_arguments",
     "check_shared",
     "exit_status",
+    "run_until_interrupted",
+    "serving_probes",
     "start_process",
     "stop_processes",
-    "stop_with_parent",
     "was_killed",
 ]
 
@@ -87,7 +90,66 @@ async def stop_processes(children: Sequence[Process]) -> None:
         raise
 
 
-async def stop_with_parent(stop: Callable[[], object]) -> None:
+async def run_until_interrupted(
+    session: Session, work: Coroutine[Any, Any, object], stop: Callable[[], object], *, note: str, of_several: bool
+) -> None:
+    """Run until the work ends. An interrupt calls `stop` and waits for the end; a second one cancels the work.
+
+    :param note: printed at the first interrupt.
+    :param of_several: a process that a supervisor may signal beside its parent: it stops once, and when the parent is
+        gone.
+    """
+    task = asyncio.ensure_future(work)
+    orphaned = asyncio.ensure_future(_stop_with_parent(stop)) if of_several else None
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop()
+        if not of_several:
+            session.note(note)
+        while not task.done():
+            try:
+                await asyncio.wait((task,))
+            except asyncio.CancelledError:
+                if not of_several:
+                    session.serves = False
+                    task.cancel()
+        if not task.cancelled():
+            task.result()
+        raise
+    finally:
+        if orphaned is not None:
+            orphaned.cancel()
+
+
+@asynccontextmanager
+async def serving_probes(
+    session: Session, address: tuple[str, int] | None, trouble: Callable[[], str], tell: Callable[[str], object]
+) -> AsyncGenerator[None]:
+    """Serve `/live`, `/ready` and `/metrics` while the block runs, if there is an address.
+
+    :param trouble: returns why the service is not ready; empty if it is.
+    :param tell: called with a line that has the address.
+    """
+    if address is None:
+        yield
+        return
+    metrics = Metrics(session.bus)
+    pages: dict[str, Page] = {
+        # The answer says that the event loop is not blocked. A restart helps against nothing else.
+        "/live": probe(lambda: ""),
+        "/ready": probe(trouble),
+        "/metrics": lambda: (200, metrics.text()),
+    }
+    try:
+        async with ProbeServer(*address, pages) as server:
+            tell(f"Probes and metrics are at {server.url}")
+            yield
+    finally:
+        metrics.close()
+
+
+async def _stop_with_parent(stop: Callable[[], object]) -> None:
     """Call `stop` when the process that started this one is gone: it holds the other end of standard input."""
     while await Source().read():
         pass
@@ -110,5 +172,5 @@ def as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def was_killed(child: Process) -> bool:
-    """Whether a signal ended the process that nobody here has sent."""
+    """Whether a signal other than SIGTERM ended the process."""
     return child.returncode is not None and child.returncode < 0 and child.returncode != -signal.SIGTERM

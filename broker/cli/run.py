@@ -10,8 +10,8 @@ import asyncio
 import logging
 import signal
 from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -24,9 +24,10 @@ from broker.cli.processes import (
     as_arguments,
     check_shared,
     exit_status,
+    run_until_interrupted,
+    serving_probes,
     start_process,
     stop_processes,
-    stop_with_parent,
     was_killed,
 )
 from broker.cli.session import AsJson, Session, command, new_app
@@ -115,56 +116,17 @@ async def _run_app(session: Session, app: App[Any], address: tuple[str, int] | N
         if running is not None:
             running.stop()
 
-    async with _probes(session, trouble, address, member):
-        task = asyncio.ensure_future(work())
-        orphaned = asyncio.ensure_future(stop_with_parent(stop)) if member else None
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            stop()
-            if not member:
-                session.note(f"App {app.name} stops; interrupt again to stop now")
-            while not task.done():
-                try:
-                    await asyncio.wait((task,))
-                except asyncio.CancelledError:
-                    session.serves = False
-                    task.cancel()
-            if not task.cancelled():
-                task.result()
-            raise
-        finally:
-            if orphaned is not None:
-                orphaned.cancel()
+    def tell(text: str) -> None:
+        session.note(f"worker {member}: {text}" if member else text)
 
-
-@asynccontextmanager
-async def _probes(
-    session: Session, trouble: Callable[[], str], address: tuple[str, int] | None, member: int
-) -> AsyncGenerator[None]:
-    if address is None:
-        yield
-        return
-    from broker.metrics import Metrics
-    from broker.probes import Page, ProbeServer, probe
-
-    metrics = Metrics(session.bus)
-    pages: dict[str, Page] = {
-        # The answer says that the event loop is not blocked. A restart helps against nothing else.
-        "/live": probe(lambda: ""),
-        "/ready": probe(trouble),
-        "/metrics": lambda: (200, metrics.text()),
-    }
-    try:
-        async with ProbeServer(*address, pages) as server:
-            session.note(f"{_name(member)}Probes and metrics are at {server.url}")
-            yield
-    finally:
-        metrics.close()
-
-
-def _name(member: int) -> str:
-    return f"worker {member}: " if member else ""
+    async with serving_probes(session, address, trouble, tell):
+        await run_until_interrupted(
+            session,
+            work(),
+            stop,
+            note=f"App {app.name} stops; interrupt again to stop now",
+            of_several=member > 0,
+        )
 
 
 async def _run_workers(session: Session, arguments: Sequence[str], count: int) -> None:

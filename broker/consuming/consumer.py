@@ -108,7 +108,7 @@ class MessageConsumer(Generic[T]):
 
     @property
     def state(self) -> ConsumerState:
-        """What the consumer does now; asks nobody."""
+        """What the consumer does now; makes no call."""
         if self._engine is not None:
             return self._engine.state
         return ConsumerState.STOPPED if self._closed else ConsumerState.NEW

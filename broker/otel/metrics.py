@@ -10,7 +10,7 @@ from broker.hooks import Event, HandedOver, Published, Received, RecordsReceived
 from broker.otel import names
 from broker.receipts import Receipt
 
-__all__ = ["ClientMetrics"]
+__all__ = ["ClientMetrics", "first_error", "of_consumer"]
 
 
 class ClientMetrics:
@@ -46,7 +46,7 @@ class ClientMetrics:
         """The listener."""
         if isinstance(event, Published):
             attributes = self._attributes("send", event.topic)
-            _add_error(attributes, _first_error(event.outcomes))
+            _add_error(attributes, first_error(event.outcomes))
             self._operations.record(event.seconds, attributes)
             self._sent.add(len(event.outcomes), attributes)
         elif isinstance(event, Received):
@@ -67,15 +67,21 @@ class ClientMetrics:
         return {names.SYSTEM: self._system, names.OPERATION: operation, names.DESTINATION: topic}
 
     def _consumer(self, operation: str, topic: str, subscription: str | None, group: str | None) -> dict[str, str]:
-        attributes = self._attributes(operation, topic)
-        if subscription is not None:
-            attributes[names.SUBSCRIPTION] = subscription
-        if group is not None:
-            attributes[names.GROUP] = group
-        return attributes
+        return self._attributes(operation, topic) | of_consumer(subscription, group)
 
 
-def _first_error(outcomes: Sequence[Receipt | BaseException | None]) -> BaseException | None:
+def of_consumer(subscription: str | None, group: str | None) -> dict[str, str]:
+    """The attributes of a consumer."""
+    attributes: dict[str, str] = {}
+    if subscription is not None:
+        attributes[names.SUBSCRIPTION] = subscription
+    if group is not None:
+        attributes[names.GROUP] = group
+    return attributes
+
+
+def first_error(outcomes: Sequence[Receipt | BaseException | None]) -> BaseException | None:
+    """The error of the first message that failed, if one did."""
     return next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
 
 

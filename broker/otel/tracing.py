@@ -18,7 +18,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from broker.hooks import Event, HandedOver, PublishCall, Settled
 from broker.messages import Message
 from broker.otel import names
-from broker.otel.metrics import ClientMetrics
+from broker.otel.metrics import ClientMetrics, first_error, of_consumer
 from broker.otel.propagation import Propagation, span_of
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
@@ -80,7 +80,7 @@ class Tracing:
         elif isinstance(event, Settled):
             for name, count in (("ack", event.acked), ("nack", event.nacked), ("release", event.released)):
                 if count:
-                    attributes = _of_consumer(event.subscription, event.group)
+                    attributes: Attributes = {**of_consumer(event.subscription, event.group)}
                     if count > 1:
                         attributes[names.BATCH_COUNT] = count
                     handled = event.handled if name == "ack" else ()
@@ -131,7 +131,7 @@ class Tracing:
         return attributes
 
     def of_receipt(self, receipt: Receipt) -> Attributes:
-        """What a receipt tells of one message."""
+        """What a receipt says about one message."""
         attributes: Attributes = {names.MESSAGE_ID: receipt.id}
         self._add_place(attributes, receipt.partition, receipt.offset)
         return attributes
@@ -139,7 +139,7 @@ class Tracing:
     def of_received(self, messages: Sequence[Message[object]]) -> Attributes:
         """What is known of received messages."""
         first = messages[0]
-        attributes = _of_consumer(first.subscription, first.group)
+        attributes: Attributes = {**of_consumer(first.subscription, first.group)}
         if len(messages) > 1:
             attributes[names.BATCH_COUNT] = len(messages)
             return attributes
@@ -186,15 +186,6 @@ class Tracing:
 
 _KEY: Final = {"kafka": names.KAFKA_KEY, "pubsub": names.PUBSUB_KEY}
 _ATTEMPT: Final = {"pubsub": names.PUBSUB_ATTEMPT, "servicebus": names.SERVICEBUS_ATTEMPT}
-
-
-def _of_consumer(subscription: str | None, group: str | None) -> Attributes:
-    attributes: Attributes = {}
-    if subscription is not None:
-        attributes[names.SUBSCRIPTION] = subscription
-    if group is not None:
-        attributes[names.GROUP] = group
-    return attributes
 
 
 class _Publishing:
@@ -261,7 +252,7 @@ class _Publishing:
     def __exit__(self, *_: object) -> None:
         span, outcomes = self._span, self._call.outcomes
         if span.is_recording():
-            failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+            failure = first_error(outcomes)
             if failure is not None:
                 _failed(span, failure)
             elif len(outcomes) == 1 and isinstance(outcomes[0], Receipt):

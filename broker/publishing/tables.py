@@ -189,7 +189,7 @@ class _Direct:
             outcome = error
             raise
         finally:
-            if self._hooks.listening:
+            if self._hooks.hears_publishes:
                 seconds = perf_counter() - started
                 self._hooks.emit(Published(topic=self._topic, outcomes=[outcome] * len(rows), seconds=seconds))
 

@@ -309,7 +309,7 @@ class OpenTransaction:
             failure = BackendError(f"The backend failed to publish: {error}", native=error)
             self._failed(failure)
             outcomes = [failure] * len(messages)
-        if self._publisher.hooks.listening:
+        if self._publisher.hooks.hears_publishes:
             self._publisher.hooks.emit(Published(topic=topic, outcomes=outcomes, seconds=clock() - began))
         for outcome in outcomes:
             if isinstance(outcome, BrokerError):

@@ -568,7 +568,7 @@ class RecordConsumer(Generic[T]):
 
     @property
     def state(self) -> ConsumerState:
-        """What the consumer does now; asks nobody. Never `PAUSED`, since partitions are paused, and not consumers."""
+        """What the consumer does now; makes no call. Never `PAUSED`, since partitions are paused, and not consumers."""
         if self._state <= _State.OPENING:
             return ConsumerState.NEW
         if self._reading is not None and (self._reading.ended is not None or self._fetcher.error is not None):

@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,14 @@ class InnerCli(Cli):
             patch.setenv("BROKER_URL", self.url)
             code = main(arguments)
             return Result(code, out.buffer.getvalue(), err.buffer.getvalue().decode())
+
+
+def ask(url: str, path: str) -> tuple[int, str]:
+    """Status and body."""
+    with closing(HTTPConnection(url.partition("//")[2], timeout=60)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
 
 
 @pytest.fixture(scope="session")

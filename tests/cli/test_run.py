@@ -14,12 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 
-from tests.cli.conftest import InnerCli, ProcessCli
+from tests.cli.conftest import InnerCli, ProcessCli, ask
 
 SECONDS = 60.0
 APPS = "tests.cli.apps"
@@ -56,14 +54,6 @@ def waiting(cli: InnerCli, name: str) -> int:
     """How many orders no worker has acked."""
     (found,) = cli("lag", f"{name}-orders", "billing", "--json").json
     return found["waiting"] + found["unsettled"]
-
-
-def ask(url: str) -> tuple[int, str]:
-    try:
-        with urlopen(url, timeout=SECONDS) as answer:  # noqa: S310 - http
-            return answer.status, answer.read().decode()
-    except HTTPError as error:
-        return error.code, error.read().decode()
 
 
 def read_until(child: Any, wanted: Callable[[str], object], stream: str = "stderr") -> str:
@@ -119,12 +109,12 @@ def test_probes_through_a_stop(process: ProcessCli, name: str, tmp_path: Path, m
     try:
         (url,) = addresses(read_until(child, addresses))
         read_until(child, lambda said: "begun" in said, "stdout")
-        assert ask(f"{url}/ready") == (200, "ok\n")
-        assert 'anybroker_received_messages_total{topic="' in ask(f"{url}/metrics")[1]
+        assert ask(url, "/ready") == (200, "ok\n")
+        assert 'anybroker_received_messages_total{topic="' in ask(url, "/metrics")[1]
         child.send_signal(signal.SIGTERM)
         read_until(child, lambda said: "App billing stops" in said)
-        assert ask(f"{url}/ready") == (503, "app billing stops\n")
-        assert ask(f"{url}/live") == (200, "ok\n")
+        assert ask(url, "/ready") == (503, "app billing stops\n")
+        assert ask(url, "/live") == (200, "ok\n")
         (tmp_path / "end").touch()
         said, _ = child.communicate(timeout=SECONDS)
         assert (child.returncode, said.strip()) == (0, b"ended")

@@ -9,8 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from broker_streams import command as streams_command
 from broker_streams.blocking import Processor
 from broker_streams.partition import PartitionState
 from broker_streams.stores.directory import StateDirectory
-from tests.cli.conftest import Cli, InnerCli, ProcessCli
+from tests.cli.conftest import Cli, InnerCli, ProcessCli, ask
 from tests.cli.streams_groups import counting
 
 CODE = "tests.cli.streams_groups:counting"
@@ -398,14 +396,6 @@ def read_until(child: Any, enough: Callable[[list[str]], bool]) -> list[str]:
         assert line, f"it ended: {lines}"
         lines.append(line)
     return lines
-
-
-def ask(url: str, path: str) -> tuple[int, str]:
-    """Status and body."""
-    with closing(HTTPConnection(url.partition("//")[2], timeout=SECONDS)) as connection:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
 
 
 def wait_for_page(url: str, path: str, wanted: tuple[int, str]) -> None:
